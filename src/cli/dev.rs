@@ -1,0 +1,61 @@
+//! `piecework dev`: a private PostgreSQL, migrated, with a runner on it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::run::{Overrides, migrated, require_folder, serve};
+use super::{Ending, database_or_private, print, runtime};
+use crate::config::Config;
+
+/// Start a private PostgreSQL (unless a database is configured), migrate it, and run jobs
+#[derive(Debug, Args)]
+pub(super) struct Dev {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// The private PostgreSQL's data folder [database.folder]
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    /// Start only the database, for psql, tests and applications
+    #[arg(long)]
+    database_only: bool,
+}
+
+impl Dev {
+    pub(super) fn run(self, mut config: Config) -> anyhow::Result<Ending> {
+        self.overrides.apply(&mut config)?;
+        if let Some(data) = self.data {
+            config.database.folder = data;
+        }
+        if !self.database_only {
+            require_folder(&config)?;
+        }
+        let (settings, cluster) = database_or_private(&config)?;
+        let ending = runtime()?.block_on(async {
+            let store = migrated(&settings).await?;
+            print::line(&format!("DATABASE_URL={}", settings.url))?;
+            if self.database_only {
+                store.close().await;
+                wait_for_signal().await?;
+                return Ok(Ending::Done);
+            }
+            serve(config, store).await
+        });
+        // The server stops last, whatever happened.
+        if let Some(cluster) = cluster {
+            cluster.stop()?;
+        }
+        ending
+    }
+}
+
+async fn wait_for_signal() -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

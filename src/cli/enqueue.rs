@@ -1,0 +1,164 @@
+//! `piecework enqueue`
+
+use std::io::Read as _;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::value::RawValue;
+
+use super::{Ending, Misuse, database, open, print, runtime};
+use crate::config::Config;
+use crate::job::{JobId, check_json};
+use crate::store::{Error, NewJob, Store};
+
+/// Enqueue a job and print its id
+#[derive(Debug, Args)]
+pub(super) struct Enqueue {
+    /// The job type
+    job_type: String,
+    /// The payload, JSON; `-` reads it from standard input, `@FILE` from a file
+    #[arg(default_value = "{}", allow_hyphen_values = true)]
+    payload: String,
+    /// Not before this much later: "30s", "2h 30m"
+    #[arg(long, value_parser = humantime::parse_duration, conflicts_with = "due")]
+    delay: Option<Duration>,
+    /// Not before this time: 2030-01-31T08:00:00Z
+    #[arg(long, value_name = "TIME")]
+    due: Option<String>,
+    /// 1 first to 4 last [default: 2]
+    #[arg(long)]
+    priority: Option<i32>,
+    /// How often it may be tried [default: 5]
+    #[arg(long)]
+    max_attempts: Option<i32>,
+    /// Wait for the job's end, print its result, and exit 0 when it is done, 1 when it failed
+    #[arg(long)]
+    wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Enqueue {
+    pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
+        let payload = read_payload(&self.payload)?;
+        let settings = database(config)?;
+        let job = NewJob {
+            job_type: self.job_type.clone(),
+            payload,
+            due_at: self.due.clone(),
+            delay: self.delay,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+        };
+        runtime()?.block_on(async {
+            let store = open(&settings).await?;
+            let id = store.enqueue(&job).await.map_err(|error| match error {
+                Error::Refused { message } => anyhow::Error::new(Misuse(message)),
+                error => error.into(),
+            })?;
+            if self.wait {
+                return self.wait_for(&store, id).await;
+            }
+            if self.json {
+                print::json(&serde_json::json!({ "id": id }))?;
+            } else {
+                print::line(&id.to_string())?;
+            }
+            Ok(Ending::Done)
+        })
+    }
+
+    async fn wait_for(&self, store: &Store, id: JobId) -> anyhow::Result<Ending> {
+        let mut pause = Duration::from_millis(5);
+        let state = loop {
+            match store.job_state(id).await {
+                Ok(Some(state)) if !matches!(state.state.as_str(), "pending" | "running") => {
+                    break state;
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    anyhow::bail!("job {id} is gone: it ended, and the history keeps nothing of it")
+                }
+                Err(error) if error.is_passing() => tracing::warn!(%error, "waiting goes on"),
+                Err(error) => return Err(error.into()),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
+        };
+        if self.json {
+            #[derive(serde::Serialize)]
+            struct Answer {
+                id: JobId,
+                state: String,
+                attempt: i32,
+                failure: Option<String>,
+                last_error: Option<String>,
+                // As it is stored: its numbers keep their digits.
+                result: Option<Box<RawValue>>,
+            }
+            let result = state
+                .result
+                .clone()
+                .map(RawValue::from_string)
+                .transpose()?;
+            print::json(&Answer {
+                id,
+                state: state.state.clone(),
+                attempt: state.attempt,
+                failure: state.failure,
+                last_error: state.last_error,
+                result,
+            })?;
+        } else if state.state == "done" {
+            print::line(state.result.as_deref().unwrap_or("null"))?;
+        } else {
+            use std::io::Write as _;
+            let why = state
+                .last_error
+                .as_deref()
+                .unwrap_or("no reason is recorded");
+            let class = state.failure.as_deref().unwrap_or("cancelled");
+            let _ = writeln!(
+                std::io::stderr(),
+                "job {id} {} after {} attempts ({class}): {}",
+                state.state,
+                state.attempt,
+                print::plain(why)
+            );
+        }
+        Ok(if state.state == "done" {
+            Ending::Done
+        } else {
+            Ending::Failed
+        })
+    }
+}
+
+/// The payload itself, or where it says that it is; checked before anything is sent.
+///
+/// # Errors
+/// [`Misuse`] when it cannot be read or is not JSON that the queue takes.
+pub(super) fn read_payload(argument: &str) -> anyhow::Result<String> {
+    let (text, from) = match argument.strip_prefix('@') {
+        Some(path) => (
+            std::fs::read_to_string(path).map_err(|error| {
+                Misuse(format!("cannot read the payload file `{path}`: {error}"))
+            })?,
+            format!("in `{path}`"),
+        ),
+        None if argument == "-" => {
+            let mut text = String::new();
+            std::io::stdin()
+                .read_to_string(&mut text)
+                .context("read the payload from standard input")?;
+            (text, "on standard input".into())
+        }
+        None => (argument.to_owned(), "given".into()),
+    };
+    check_json(&text).map_err(|error| {
+        Misuse(format!("the payload {from} is refused: {error}; it must be JSON text such as '{{\"to\":\"ann@example.test\"}}'"))
+    })?;
+    Ok(text)
+}

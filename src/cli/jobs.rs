@@ -1,0 +1,161 @@
+//! `piecework jobs`
+
+use clap::{Args, Subcommand};
+
+use super::{Ending, Misuse, database, open, print, runtime};
+use crate::config::Config;
+use crate::job::JobId;
+use crate::store::Error;
+
+/// List and show jobs
+#[derive(Debug, Args)]
+pub(super) struct Jobs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List jobs, newest first
+    List(List),
+    /// Show everything about one job
+    Show(Show),
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// Only jobs in this state
+    #[arg(long, value_parser = ["pending", "running", "done", "failed", "cancelled"])]
+    state: Option<String>,
+    /// Only jobs of this type
+    #[arg(long = "type", value_name = "JOB_TYPE")]
+    job_type: Option<String>,
+    /// At most this many
+    #[arg(long, default_value_t = 50)]
+    limit: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Show {
+    /// The job's id
+    id: i64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Jobs {
+    pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
+        let settings = database(config)?;
+        runtime()?
+            .block_on(async {
+                let store = open(&settings).await?;
+                match self.command {
+                    Command::List(list) => {
+                        let jobs = store
+                            .jobs_list(list.state.as_deref(), list.job_type.as_deref(), list.limit)
+                            .await?;
+                        if list.json {
+                            print::json(&jobs)?;
+                            return Ok(Ending::Done);
+                        }
+                        let mut rows = vec![
+                            ["ID", "TYPE", "STATE", "ATTEMPT", "DUE", "ERROR"]
+                                .map(str::to_owned)
+                                .to_vec(),
+                        ];
+                        rows.extend(jobs.iter().map(|job| {
+                            vec![
+                                job.id.to_string(),
+                                print::short(&job.job_type, 30),
+                                job.state.clone(),
+                                format!("{}/{}", job.attempt, job.max_attempts),
+                                job.due_at.clone(),
+                                print::short(job.last_error.as_deref().unwrap_or_default(), 70),
+                            ]
+                        }));
+                        print::table(&rows)?;
+                    }
+                    Command::Show(show) => {
+                        let Some(job) = store.job_show(JobId(show.id)).await? else {
+                            return Err(Misuse(format!(
+                                "there is no job {}: it never was, or the history has dropped it",
+                                show.id
+                            ))
+                            .into());
+                        };
+                        if show.json {
+                            print::line(&job)?;
+                        } else {
+                            print_job(&job)?;
+                        }
+                    }
+                }
+                Ok(Ending::Done)
+            })
+            .map_err(|error: anyhow::Error| match error.downcast::<Error>() {
+                Ok(Error::Refused { message }) => Misuse(message).into(),
+                Ok(error) => error.into(),
+                Err(error) => error,
+            })
+    }
+}
+
+/// One member a line, in the order of the table; the text of each value is the database's own.
+fn print_job(job: &str) -> anyhow::Result<()> {
+    let members: std::collections::BTreeMap<String, Box<serde_json::value::RawValue>> =
+        serde_json::from_str(job)?;
+    let first = [
+        "id",
+        "job_type",
+        "state",
+        "attempt",
+        "max_attempts",
+        "priority",
+        "due_at",
+        "enqueued_at",
+        "started_at",
+        "finished_at",
+        "payload",
+        "result",
+        "failure",
+        "last_error",
+    ];
+    let rest = members
+        .keys()
+        .map(String::as_str)
+        .filter(|name| !first.contains(name));
+    for name in first.into_iter().chain(rest) {
+        let Some(value) = members
+            .get(name)
+            .map(|value| value.get())
+            .filter(|value| *value != "null")
+        else {
+            continue;
+        };
+        if name == "attempts" {
+            let attempts: Vec<Box<serde_json::value::RawValue>> = serde_json::from_str(value)?;
+            for attempt in attempts {
+                print::line(&format!(
+                    "{:13} {}",
+                    "attempts",
+                    print::plain(attempt.get())
+                ))?;
+            }
+            continue;
+        }
+        let text = match serde_json::from_str::<String>(value) {
+            Ok(text) => text
+                .lines()
+                .map(print::plain)
+                .collect::<Vec<_>>()
+                .join("\n              "),
+            Err(_) => print::plain(value),
+        };
+        print::line(&format!("{name:13} {text}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! The commands. Each is a struct with its arguments (whose comments are the help text) and a `run`.
+//!
+//! Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{self, Config};
+use crate::dev::Cluster;
+use crate::store::{self, Store};
+use crate::telemetry::{self, LogFormat};
+
+mod bench;
+mod demo;
+mod dev;
+mod enqueue;
+mod invoke;
+mod jobs;
+mod migrate;
+mod plugins;
+mod print;
+mod run;
+mod status;
+
+/// A job runner on PostgreSQL whose handlers are WebAssembly components.
+#[derive(Debug, Parser)]
+#[command(name = "piecework", version, max_term_width = 100)]
+pub struct Cli {
+    /// The settings file; `runner.toml` in the current folder when not given and there
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// How log records on standard error look
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "PIECEWORK_LOG_FORMAT"
+    )]
+    log_format: LogFormat,
+    /// What is logged when RUST_LOG does not say: error, warn, info, debug, trace [default: info for run and dev, else warn]
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log_level: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Run),
+    Dev(dev::Dev),
+    Demo(demo::Demo),
+    Migrate(migrate::Migrate),
+    Enqueue(enqueue::Enqueue),
+    Jobs(jobs::Jobs),
+    Plugins(plugins::Plugins),
+    Invoke(invoke::Invoke),
+    Status(status::Status),
+    Bench(bench::Bench),
+}
+
+/// How a command ended, when it did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Done,
+    /// It did its work, and the answer is no: a job that failed, a plugin that is refused.
+    Failed,
+}
+
+/// Wrong usage or configuration: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Misuse(String);
+
+/// Parses the command line, runs the command, prints the error, and returns the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors.
+            let code = u8::from(error.use_stderr()) * 2;
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let chatty = matches!(cli.command, Command::Run(_) | Command::Dev(_));
+    let level = cli
+        .log_level
+        .clone()
+        .unwrap_or_else(|| if chatty { "info" } else { "warn" }.into());
+    telemetry::init(cli.log_format, &level);
+    match cli.run() {
+        Ok(Ending::Done) => ExitCode::SUCCESS,
+        Ok(Ending::Failed) => ExitCode::FAILURE,
+        Err(error) => {
+            use std::io::Write as _;
+            let _ = writeln!(
+                std::io::stderr(),
+                "error: {}",
+                print::plain(&format!("{error:#}"))
+            );
+            ExitCode::from(code(&error))
+        }
+    }
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    let misuse = error.is::<Misuse>()
+        || error.is::<config::Error>()
+        || matches!(
+            error.downcast_ref::<store::Error>(),
+            Some(store::Error::Schema(_))
+        );
+    if misuse { 2 } else { 1 }
+}
+
+impl Cli {
+    fn run(self) -> anyhow::Result<Ending> {
+        let config = Config::load(self.config.as_deref())?;
+        match self.command {
+            Command::Run(command) => command.run(config),
+            Command::Dev(command) => command.run(config),
+            Command::Demo(command) => command.run(config),
+            Command::Migrate(command) => command.run(&config),
+            Command::Enqueue(command) => command.run(&config),
+            Command::Jobs(command) => command.run(&config),
+            Command::Plugins(command) => command.run(&config),
+            Command::Invoke(command) => command.run(&config),
+            Command::Status(command) => command.run(&config),
+            Command::Bench(command) => command.run(config),
+        }
+    }
+}
+
+/// The runtime of claims, leases, timers and everything else that is not a guest.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("control")
+        .enable_all()
+        .build()?)
+}
+
+/// The queue's database: the one that was configured, or the private one of a `piecework dev` that runs now.
+fn database(config: &Config) -> anyhow::Result<config::Database> {
+    let mut settings = config.database.clone();
+    if settings.url.is_empty() {
+        settings.url = Cluster::find_running(folder(&settings).as_deref()).ok_or_else(|| {
+            Misuse("there is no database: set DATABASE_URL or `url` under `[database]` in runner.toml, or start `piecework dev` in another terminal".into())
+        })?;
+    }
+    Ok(settings)
+}
+
+/// The database for commands that start a private one where none is configured. Keep the cluster as long as it is used.
+fn database_or_private(config: &Config) -> anyhow::Result<(config::Database, Option<Cluster>)> {
+    let mut settings = config.database.clone();
+    if !settings.url.is_empty() {
+        return Ok((settings, None));
+    }
+    let options = crate::dev::Options {
+        folder: folder(&settings),
+        fast: settings.fast,
+        settings: Vec::new(),
+    };
+    let cluster = Cluster::start(&options)?;
+    settings.url = cluster.url().to_owned();
+    Ok((settings, Some(cluster)))
+}
+
+fn folder(settings: &config::Database) -> Option<PathBuf> {
+    (!settings.folder.as_os_str().is_empty()).then(|| settings.folder.clone())
+}
+
+/// Opens the database and checks that its schema fits.
+async fn open(settings: &config::Database) -> anyhow::Result<Store> {
+    let store = Store::open(settings).map_err(|error| Misuse(error.to_string()))?;
+    store.check_schema().await?;
+    Ok(store)
+}

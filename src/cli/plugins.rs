@@ -1,0 +1,123 @@
+//! `piecework plugins`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::{Ending, Misuse, print};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::plugins::{Folder, Registry};
+
+/// List and check plugins; needs no database
+#[derive(Debug, Args)]
+pub(super) struct Plugins {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the files of the plugins folder and how they stand; exit 1 when one does not serve
+    List {
+        /// The folder [runner.plugins_folder]
+        #[arg(long, value_name = "FOLDER")]
+        plugins: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check whether files can serve, and why not
+    Check {
+        /// The .wasm files
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl Plugins {
+    pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
+        let engine = Engine::new(&config.engine, 1)?;
+        match self.command {
+            Command::List { plugins, json } => list(&engine, config, plugins, json),
+            Command::Check { files, json } => check(&engine, &files, json),
+        }
+    }
+}
+
+fn list(
+    engine: &Engine,
+    config: &Config,
+    folder: Option<PathBuf>,
+    json: bool,
+) -> anyhow::Result<Ending> {
+    let path = folder.unwrap_or_else(|| config.runner.plugins_folder.clone());
+    let mut folder = Folder::open(&path).map_err(|error| Misuse(error.to_string()))?;
+    folder.scan(engine, config, &Registry::default())?;
+    let states = folder.states(config);
+    if json {
+        print::json(&states)?;
+    } else {
+        let mut rows = vec![
+            ["FILE", "JOB TYPES", "STATE", "VERSION", "BYTES", "REASON"]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
+        rows.extend(states.iter().map(|file| {
+            vec![
+                print::plain(&file.file.display().to_string()),
+                print::plain(&file.job_types.join(",")),
+                file.state.to_owned(),
+                file.digest.chars().take(12).collect(),
+                file.size.to_string(),
+                print::plain(file.reason.as_deref().unwrap_or_default()),
+            ]
+        }));
+        print::table(&rows)?;
+    }
+    Ok(if states.iter().all(|file| file.state == "serving") {
+        Ending::Done
+    } else {
+        Ending::Failed
+    })
+}
+
+fn check(engine: &Engine, files: &[PathBuf], json: bool) -> anyhow::Result<Ending> {
+    let mut answers = Vec::new();
+    for file in files {
+        let answer = std::fs::read(file)
+            .map_err(|error| format!("it cannot be read: {error}"))
+            .and_then(|bytes| {
+                engine
+                    .compile(&bytes, false)
+                    .map_err(|refusal| refusal.to_string())
+            });
+        answers.push((file, answer));
+    }
+    let fine = answers.iter().all(|(_, answer)| answer.is_ok());
+    if json {
+        let rows: Vec<_> = answers
+            .iter()
+            .map(|(file, answer)| match answer {
+                Ok(handler) => serde_json::json!({ "file": file, "ok": true, "digest": crate::engine::hex(&handler.digest()) }),
+                Err(reason) => serde_json::json!({ "file": file, "ok": false, "reason": reason }),
+            })
+            .collect();
+        print::json(&rows)?;
+    } else {
+        for (file, answer) in answers {
+            let name = print::plain(&file.display().to_string());
+            match answer {
+                Ok(handler) => print::line(&format!(
+                    "{name}: can serve (version {})",
+                    handler.version()
+                ))?,
+                Err(reason) => print::line(&format!("{name}: refused: {}", print::plain(&reason)))?,
+            }
+        }
+    }
+    Ok(if fine { Ending::Done } else { Ending::Failed })
+}

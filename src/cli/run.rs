@@ -1,0 +1,125 @@
+//! `piecework run`: one runner of the fleet.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Ending, Misuse, database, open, runtime};
+use crate::config::Config;
+use crate::runner::Runner;
+use crate::store::Store;
+
+/// Run jobs until SIGTERM or Ctrl-C; a second signal skips the wait for running handlers
+#[derive(Debug, Args)]
+pub(super) struct Run {
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Migrate the database first, if it needs it
+    #[arg(long)]
+    migrate: bool,
+}
+
+/// Settings that are often given on the command line.
+#[derive(Debug, Args)]
+pub(super) struct Overrides {
+    /// Most jobs at once [runner.slots]
+    #[arg(long)]
+    slots: Option<u32>,
+    /// The folder with the plugins [runner.plugins_folder]
+    #[arg(long, value_name = "FOLDER")]
+    plugins: Option<PathBuf>,
+}
+
+impl Overrides {
+    pub(super) fn apply(&self, config: &mut Config) -> anyhow::Result<()> {
+        if let Some(slots) = self.slots {
+            if !(1..=10_000).contains(&slots) {
+                return Err(Misuse(format!("--slots is {slots}, it must be 1 to 10000")).into());
+            }
+            config.runner.slots = slots;
+        }
+        if let Some(plugins) = &self.plugins {
+            config.runner.plugins_folder = plugins.clone();
+        }
+        Ok(())
+    }
+}
+
+impl Run {
+    pub(super) fn run(self, mut config: Config) -> anyhow::Result<Ending> {
+        self.overrides.apply(&mut config)?;
+        let settings = database(&config)?;
+        runtime()?.block_on(async {
+            require_folder(&config)?;
+            if self.migrate {
+                migrated(&settings).await?;
+            }
+            let store = open(&settings).await?;
+            serve(config, store).await
+        })
+    }
+}
+
+/// Says what to do about a missing folder before anything is started.
+pub(super) fn require_folder(config: &Config) -> anyhow::Result<()> {
+    crate::plugins::Folder::open(&config.runner.plugins_folder)
+        .map(drop)
+        .map_err(|error| Misuse(error.to_string()).into())
+}
+
+/// Migrates and says so.
+pub(super) async fn migrated(settings: &crate::config::Database) -> anyhow::Result<Store> {
+    let store = Store::open(settings).map_err(|error| Misuse(error.to_string()))?;
+    let migrated = store.migrate().await?;
+    if migrated.from < migrated.to {
+        tracing::info!(from = migrated.from, to = migrated.to, "database migrated");
+    }
+    Ok(store)
+}
+
+/// Runs until a signal, and then to the end of the stop.
+pub(super) async fn serve(config: Config, store: Store) -> anyhow::Result<Ending> {
+    // Before the start, so that a signal during it is not lost.
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut next = async || {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let runner = tokio::select! {
+        runner = Runner::start(config, store.clone()) => runner?,
+        // Nothing was claimed yet.
+        () = next() => return Ok(Ending::Done),
+    };
+    for plugin in runner
+        .plugins()
+        .iter()
+        .filter(|plugin| plugin.reason.is_some())
+    {
+        tracing::warn!(file = %plugin.file.display(), state = plugin.state, reason = plugin.reason, "plugin does not serve");
+    }
+    if runner.plugins().is_empty() {
+        tracing::warn!(folder = %runner.plugins_folder().display(), "the plugins folder has no .wasm files yet; jobs wait until it has");
+    }
+    next().await;
+    tracing::info!("signal received, stopping");
+    runner.drain();
+    let halt = runner.halter();
+    let join = runner.join();
+    tokio::pin!(join);
+    tokio::select! {
+        () = &mut join => {}
+        () = next() => {
+            tracing::info!("second signal, not waiting");
+            halt();
+            join.await;
+        }
+    }
+    store.close().await;
+    tracing::info!("stopped");
+    Ok(Ending::Done)
+}

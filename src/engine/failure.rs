@@ -1,0 +1,137 @@
+//! What a call came to: one [`Failure`] from traps, limits and the guest's own word. The class is a field, never prose.
+
+use std::time::Duration;
+
+use wasmtime_wasi::I32Exit;
+
+use super::bindings::piecework::handler::types;
+use super::host::HostState;
+use super::{Stop, StopReason};
+use crate::config::Limits;
+use crate::job::{Disposition, Failure, FailureClass, check_json};
+
+/// What the guest returned, if it got so far.
+pub(super) type Returned = wasmtime::Result<Result<Option<String>, types::Failure>>;
+
+/// The longest that a guest may ask to wait, so that a due time stays within what the queue takes.
+const LONGEST_WAIT: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// Turns the end of a call into a result or a failure. `returned` is `None` for a call that was stopped.
+pub(super) fn judge(
+    returned: Option<Returned>,
+    stop: &Stop,
+    limits: &Limits,
+    state: &HostState,
+    version: &str,
+) -> Result<Option<String>, Failure> {
+    match returned {
+        Some(Ok(Ok(result))) => accept(result),
+        Some(Ok(Err(failure))) => Err(given_up(&failure)),
+        Some(Err(error)) => Err(stop.reason().map_or_else(
+            || trapped(&error, limits, state, version),
+            |reason| stopped(reason, limits),
+        )),
+        None => Err(stopped(
+            stop.reason().unwrap_or(StopReason::Timeout),
+            limits,
+        )),
+    }
+}
+
+fn accept(result: Option<String>) -> Result<Option<String>, Failure> {
+    if let Some(text) = &result {
+        // The same answer would come again: a retry is useless.
+        check_json(text).map_err(|error| {
+            Failure::new(
+                FailureClass::BadResult,
+                format!("the handler's result is refused: {error}"),
+                Disposition::Discard,
+            )
+        })?;
+    }
+    Ok(result)
+}
+
+fn given_up(failure: &types::Failure) -> Failure {
+    let seconds = |seconds: u32, least: u64| {
+        Duration::from_secs(u64::from(seconds).max(least)).min(LONGEST_WAIT)
+    };
+    let (class, disposition) = match failure.disposition {
+        types::Disposition::Retry => (FailureClass::GuestRetry, Disposition::Backoff),
+        types::Disposition::RetryAfter(wait) => (
+            FailureClass::GuestRetry,
+            Disposition::After(seconds(wait, 0)),
+        ),
+        // A snooze uses no attempt, so one of no length would run for ever at full speed.
+        types::Disposition::Snooze(wait) => {
+            (FailureClass::Snoozed, Disposition::Refund(seconds(wait, 1)))
+        }
+        types::Disposition::Discard => (FailureClass::GuestDiscard, Disposition::Discard),
+    };
+    Failure::new(class, &failure.message, disposition)
+}
+
+fn stopped(reason: StopReason, limits: &Limits) -> Failure {
+    match reason {
+        StopReason::Timeout => Failure::new(
+            FailureClass::Timeout,
+            format!(
+                "the time limit of {} passed",
+                humantime::format_duration(limits.timeout)
+            ),
+            Disposition::Backoff,
+        ),
+        StopReason::HandBack => Failure::new(
+            FailureClass::HandedBack,
+            "the runner stopped and handed the job back",
+            Disposition::Refund(Duration::ZERO),
+        ),
+        StopReason::LeaseLost => Failure::new(
+            FailureClass::HostLost,
+            "the runner lost its lease",
+            Disposition::Backoff,
+        ),
+    }
+}
+
+fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version: &str) -> Failure {
+    if let Some(denied) = &state.memory.denied {
+        return Failure::new(FailureClass::OutOfMemory, denied, Disposition::Backoff);
+    }
+    let trap = error.downcast_ref::<wasmtime::Trap>();
+    if trap == Some(&wasmtime::Trap::OutOfFuel) {
+        let budget = limits.fuel.unwrap_or_default();
+        return Failure::new(
+            FailureClass::OutOfFuel,
+            format!("the fuel budget of {budget} is used up"),
+            Disposition::Backoff,
+        );
+    }
+    if let Some(limit) = error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>() {
+        return Failure::new(
+            FailureClass::HostError,
+            format!("no room for the instance: {limit}"),
+            Disposition::Refund(Duration::from_secs(1)),
+        );
+    }
+    let cause = match error.downcast_ref::<I32Exit>() {
+        Some(exit) => format!("the guest exited with code {}", exit.0),
+        // The display of the whole error begins with a backtrace.
+        None => error.root_cause().to_string(),
+    };
+    let said = state
+        .output
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .error_tail();
+    let said = if said.is_empty() {
+        String::new()
+    } else {
+        format!("; standard error ends: {said}")
+    };
+    Failure::new(
+        FailureClass::Trap,
+        format!("{cause} (plugin {version}){said}"),
+        Disposition::Backoff,
+    )
+}

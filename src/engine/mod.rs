@@ -1,0 +1,175 @@
+//! Everything that speaks Wasm, and nothing that speaks SQL. Takes bytes, makes [`Handler`]s; a handler makes one fresh
+//! instance for each attempt and hands back what the attempt came to and what it wants done, as data.
+//!
+//! How an attempt is ended, wherever it is:
+//!
+//! ```text
+//!   computing ── epoch callback, every tick ──┬─ yields to the other guests of its thread
+//!                                             └─ sees the stop: ends with an error
+//!   sleeping, waiting in a host call ─────────── the stop's token wakes the call, which is dropped
+//!   the ticker (an OS thread) stops every call whose wall-clock limit passed; the runner stops calls for its own reasons
+//! ```
+
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use wasmtime::component::{HasSelf, Linker};
+use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+use crate::config;
+
+mod bindings;
+mod call;
+mod compile;
+mod failure;
+mod host;
+mod ticker;
+
+pub use call::Progress;
+pub use compile::{Handler, Refusal, digest};
+pub use ticker::{Stop, StopReason};
+
+use host::HostState;
+use ticker::Ticker;
+
+/// The WebAssembly engine of a process.
+#[derive(Debug)]
+pub struct Engine {
+    settings: config::Engine,
+    slots: u32,
+    plain: Flavour,
+    /// Fuel needs code of its own: both metres together cost up to 1.9 times, so only plugins with a budget pay for it.
+    fuelled: OnceLock<Flavour>,
+    ticker: Ticker,
+}
+
+/// A wasmtime engine with everything linked.
+struct Flavour {
+    engine: wasmtime::Engine,
+    linker: Linker<HostState>,
+}
+
+impl std::fmt::Debug for Flavour {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flavour").finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Makes an engine for at most `slots` attempts at once.
+    ///
+    /// # Errors
+    /// When this machine cannot run it.
+    pub fn new(settings: &config::Engine, slots: u32) -> anyhow::Result<Self> {
+        let ticker = Ticker::start(settings.tick.0)?;
+        let plain = Flavour::new(settings, slots, false)?;
+        ticker.drive(plain.engine.clone());
+        Ok(Self {
+            settings: settings.clone(),
+            slots,
+            plain,
+            fuelled: OnceLock::new(),
+            ticker,
+        })
+    }
+
+    fn flavour(&self, fuel: bool) -> anyhow::Result<&Flavour> {
+        if !fuel {
+            return Ok(&self.plain);
+        }
+        if let Some(flavour) = self.fuelled.get() {
+            return Ok(flavour);
+        }
+        let made = Flavour::new(&self.settings, self.slots, true)?;
+        Ok(self.fuelled.get_or_init(|| {
+            self.ticker.drive(made.engine.clone());
+            made
+        }))
+    }
+}
+
+impl Flavour {
+    fn new(settings: &config::Engine, slots: u32, fuel: bool) -> anyhow::Result<Self> {
+        let mut options = options(settings, fuel);
+        let pooled = settings.pooling.then(|| {
+            options.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(slots)));
+            wasmtime::Engine::new(&options)
+        });
+        let engine = match pooled {
+            Some(Ok(engine)) => engine,
+            other => {
+                if let Some(Err(error)) = other {
+                    tracing::warn!(%error, "no pool for instances on this system (too little address space?): attempts start three times slower");
+                }
+                options.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+                wasmtime::Engine::new(&options)
+                    .map_err(anyhow::Error::from)
+                    .context("start the WebAssembly engine")?
+            }
+        };
+        let mut linker = Linker::new(&engine);
+        // All of WASI 0.2, since languages' runtimes want it; what it could do is removed in the context of each attempt.
+        wasmtime_wasi::p2::add_to_linker_async(&mut linker)
+            .map_err(anyhow::Error::from)
+            .context("link WASI")?;
+        bindings::Handler::add_to_linker::<HostState, HasSelf<HostState>>(&mut linker, |state| {
+            state
+        })
+        .map_err(anyhow::Error::from)
+        .context("link piecework:handler")?;
+        Ok(Self { engine, linker })
+    }
+}
+
+fn options(settings: &config::Engine, fuel: bool) -> Config {
+    let mut options = Config::new();
+    options.epoch_interruption(true);
+    options.consume_fuel(fuel);
+    options.wasm_function_references(settings.gc);
+    options.wasm_gc(settings.gc);
+    options.wasm_exceptions(settings.gc);
+    // WASI 0.3 only; without it an attempt costs 8 us less.
+    options.concurrency_support(false);
+    options.max_wasm_stack(512 * 1024);
+    options.async_stack_size(2 * 1024 * 1024);
+    options
+}
+
+/// A pool for `slots` attempts. A permit is taken before each instantiation, so it is never exhausted: that would be an
+/// error, not a wait.
+fn pool(slots: u32) -> PoolingAllocationConfig {
+    let mut pool = PoolingAllocationConfig::new();
+    // Attempts that were stopped give their places back a moment after their slot.
+    let places = slots.saturating_add(slots / 4).saturating_add(4);
+    pool.total_component_instances(places);
+    // A component is several core instances: the program, adapters and shims.
+    pool.total_core_instances(places.saturating_mul(8));
+    pool.total_memories(places.saturating_mul(2));
+    pool.total_tables(places.saturating_mul(4));
+    pool.total_stacks(places);
+    pool.total_gc_heaps(places);
+    pool.max_memories_per_component(16);
+    pool.table_elements(20_000);
+    // Keeping touched pages took a call from 33 to 20 us, but only where the kernel can say which they are; without that it
+    // is slower than giving them back.
+    if PoolingAllocationConfig::is_pagemap_scan_available() {
+        pool.linear_memory_keep_resident(1024 * 1024);
+        pool.table_keep_resident(1024 * 1024);
+        pool.pagemap_scan(Enabled::Auto);
+    }
+    pool
+}
+
+/// Counts a digest out in hexadecimal digits.
+pub fn hex(digest: &[u8]) -> String {
+    use std::fmt::Write;
+    digest
+        .iter()
+        .fold(String::with_capacity(digest.len() * 2), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}
+
+/// Shared by everything that belongs to one attempt.
+type Shared<T> = Arc<std::sync::Mutex<T>>;

@@ -1,0 +1,416 @@
+//! The words of the domain: jobs, attempts, outcomes. No I/O, no SQL, no Wasm; every other module speaks these types.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+/// Largest payload and result, in bytes of JSON text. The SQL functions hold the same number for payloads.
+pub const MAX_JSON_BYTES: usize = 1024 * 1024;
+/// Longest error text that is kept, in bytes; what is longer is cut and marked as cut.
+pub const MAX_ERROR_BYTES: usize = 16 * 1024;
+/// Longest progress message that is kept, in bytes.
+pub const MAX_PROGRESS_BYTES: usize = 4 * 1024;
+
+/// The id of a job: the primary key of its row, the same for its whole life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct JobId(pub i64);
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The fence: a number that is new at every claim. What an attempt writes must match it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClaimToken(pub i64);
+
+/// The id of a runner: new at every start and after every lost lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub struct RunnerId(pub i64);
+
+impl fmt::Display for RunnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Text that chooses the plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct JobType(Arc<str>);
+
+impl JobType {
+    /// The job type as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for JobType {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<String> for JobType {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for JobType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// 1 first to 4 last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Priority(pub i16);
+
+impl Priority {
+    /// All priorities, first to last.
+    pub const ALL: [Self; 4] = [Self(1), Self(2), Self(3), Self(4)];
+}
+
+/// A moment by the database's clock, in microseconds since 2000-01-01 UTC, as PostgreSQL counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    /// Before all others; PostgreSQL's `-infinity`.
+    pub const MIN: Self = Self(i64::MIN);
+    /// Microseconds from 1970 to 2000.
+    const EPOCH: i64 = 946_684_800_000_000;
+
+    /// From microseconds since 1970-01-01 UTC.
+    pub fn from_unix_micros(micros: i64) -> Self {
+        Self(micros.saturating_sub(Self::EPOCH))
+    }
+}
+
+/// RFC 3339 in UTC with microseconds.
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0.saturating_add(Self::EPOCH);
+        let distance = Duration::from_micros(micros.unsigned_abs());
+        let moment = if micros >= 0 {
+            UNIX_EPOCH.checked_add(distance)
+        } else {
+            UNIX_EPOCH.checked_sub(distance)
+        };
+        let last = UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+        match moment {
+            Some(moment) if moment >= SystemTime::UNIX_EPOCH && moment <= last => {
+                humantime::format_rfc3339_micros(moment).fmt(f)
+            }
+            _ => write!(f, "{} us since 2000", self.0),
+        }
+    }
+}
+
+/// A job that a runner has claimed: one attempt, ready to run.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// The job.
+    pub id: JobId,
+    /// The fence of this attempt.
+    pub claim: ClaimToken,
+    /// Chooses the plugin.
+    pub job_type: JobType,
+    /// 1 first to 4 last.
+    pub priority: Priority,
+    /// When the job was due.
+    pub due_at: Timestamp,
+    /// This attempt, counted from 1.
+    pub attempt: u32,
+    /// How many attempts the job may use.
+    pub max_attempts: u32,
+    /// JSON text, digit for digit as PostgreSQL keeps it.
+    pub payload: String,
+    /// Jobs with the same key run one after another.
+    pub ordering_key: Option<String>,
+    /// When the job was enqueued.
+    pub enqueued_at: Timestamp,
+    /// The job that this one follows from.
+    pub parent: Option<JobId>,
+}
+
+/// Why an attempt came to nothing. The class decides what happens next; the text is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FailureClass {
+    /// The wall-clock limit of the attempt passed.
+    Timeout,
+    /// The fuel budget was used up.
+    OutOfFuel,
+    /// The guest wanted more memory than it may have.
+    OutOfMemory,
+    /// The guest trapped: a panic, an exit code, an exhausted stack.
+    Trap,
+    /// The guest returned something that is no JSON, or too large.
+    BadResult,
+    /// The handler asked for a retry.
+    GuestRetry,
+    /// The handler gave the job up.
+    GuestDiscard,
+    /// The handler wants to run later; not a failure, no attempt is used.
+    Snoozed,
+    /// The process that ran the attempt is gone, or lost its lease.
+    HostLost,
+    /// The runner stopped and gave the job back; no attempt is used.
+    HandedBack,
+    /// The host is at fault, never the guest; no attempt is used.
+    HostError,
+}
+
+impl FailureClass {
+    /// The class as it stands in SQL, JSON and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::OutOfFuel => "out_of_fuel",
+            Self::OutOfMemory => "out_of_memory",
+            Self::Trap => "trap",
+            Self::BadResult => "bad_result",
+            Self::GuestRetry => "guest_retry",
+            Self::GuestDiscard => "guest_discard",
+            Self::Snoozed => "snoozed",
+            Self::HostLost => "host_lost",
+            Self::HandedBack => "handed_back",
+            Self::HostError => "host_error",
+        }
+    }
+}
+
+/// What to do with a job whose attempt came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// Retry after the plugin's backoff, while attempts are left.
+    Backoff,
+    /// Retry after this long, while attempts are left.
+    After(Duration),
+    /// Run again after this long; the attempt is given back.
+    Refund(Duration),
+    /// Fail now.
+    Discard,
+}
+
+/// Why an attempt came to nothing, and what to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// For programs.
+    pub class: FailureClass,
+    /// For people; at most [`MAX_ERROR_BYTES`], no NUL.
+    pub message: String,
+    /// What to do next.
+    pub disposition: Disposition,
+}
+
+impl Failure {
+    /// A failure whose text is made fit to be stored.
+    pub fn new(class: FailureClass, message: impl AsRef<str>, disposition: Disposition) -> Self {
+        Self {
+            class,
+            message: storable(message.as_ref(), MAX_ERROR_BYTES),
+            disposition,
+        }
+    }
+}
+
+/// A job to enqueue when the attempt that asked for it succeeds. Serialises to an element of `piecework.enqueue_many`.
+#[derive(Clone, Debug, Serialize)]
+pub struct FollowUp {
+    /// Chooses the plugin.
+    pub job_type: String,
+    /// JSON text, checked to be what `jsonb` takes.
+    pub payload: Box<serde_json::value::RawValue>,
+    /// Seconds from the success of the attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay: Option<u32>,
+    /// RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due_at: Option<String>,
+    /// 1 first to 4 last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
+    /// How often it may be tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_attempts: Option<u32>,
+    /// The job that asked for it.
+    pub parent: Option<JobId>,
+}
+
+/// What an attempt used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Wall clock from before instantiation to the end.
+    pub run: Duration,
+    /// Thread time spent computing.
+    pub cpu: Duration,
+    /// Fuel, for plugins that have a fuel budget.
+    pub fuel: Option<u64>,
+    /// Largest sum of the guest's linear memories, in bytes.
+    pub peak_memory: u64,
+}
+
+/// What one attempt came to, with all that is to be written about it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The result (JSON text, or nothing), or why there is none.
+    pub verdict: Result<Option<String>, Failure>,
+    /// Committed with a success, dropped otherwise.
+    pub follow_ups: Vec<FollowUp>,
+    /// What the attempt used.
+    pub usage: Usage,
+    /// The first and last part of what the guest printed and logged.
+    pub output: Option<String>,
+}
+
+/// Makes text fit for a `text` column: no NUL, at most `limit` bytes, marked when cut.
+pub fn storable(text: &str, limit: usize) -> String {
+    const MARK: &str = " [cut]";
+    let clean = |text: &str| {
+        if text.contains('\0') {
+            text.replace('\0', "\u{fffd}")
+        } else {
+            text.to_owned()
+        }
+    };
+    if text.len() <= limit {
+        let clean = clean(text);
+        // A NUL of one byte becomes three.
+        if clean.len() <= limit {
+            return clean;
+        }
+        return storable(&clean, limit);
+    }
+    let mut end = limit.saturating_sub(MARK.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut cut = clean(&text[..end]);
+    if cut.len() + MARK.len() > limit {
+        let mut end = limit.saturating_sub(MARK.len());
+        while !cut.is_char_boundary(end) {
+            end -= 1;
+        }
+        cut.truncate(end);
+    }
+    cut + MARK
+}
+
+/// Checks that text is JSON that `jsonb` will take: well-formed, no NUL escape, no lone surrogate, at most
+/// [`MAX_JSON_BYTES`].
+///
+/// # Errors
+/// Says what is wrong and where.
+pub fn check_json(text: &str) -> Result<(), String> {
+    if text.len() > MAX_JSON_BYTES {
+        return Err(format!(
+            "it has {} bytes, the limit is {MAX_JSON_BYTES}",
+            text.len()
+        ));
+    }
+    serde_json::from_str::<serde::de::IgnoredAny>(text)
+        .map_err(|error| format!("it is not JSON: {error}"))?;
+    check_escapes(text)
+}
+
+/// Finds `\u0000` and lone surrogates in well-formed JSON; both are fine by the grammar, and refused by `jsonb`.
+fn check_escapes(text: &str) -> Result<(), String> {
+    let bytes = text.as_bytes();
+    let unit = |at: usize| {
+        text.get(at..at + 4)
+            .and_then(|digits| u16::from_str_radix(digits, 16).ok())
+    };
+    let mut at = 0;
+    while let Some(step) = bytes
+        .get(at..)
+        .and_then(|rest| rest.iter().position(|byte| *byte == b'\\'))
+    {
+        at += step;
+        if bytes.get(at + 1) != Some(&b'u') {
+            at += 2;
+            continue;
+        }
+        match unit(at + 2) {
+            Some(0) => {
+                return Err(format!(
+                    "it has the character U+0000 (`\\u0000`, at byte {at}), which PostgreSQL cannot keep"
+                ));
+            }
+            Some(0xd800..=0xdbff) => {
+                let low = (bytes.get(at + 6..at + 8) == Some(b"\\u"))
+                    .then(|| unit(at + 8))
+                    .flatten();
+                if !matches!(low, Some(0xdc00..=0xdfff)) {
+                    return Err(format!(
+                        "it has half a surrogate pair (`{}`, at byte {at})",
+                        &text[at..at + 6]
+                    ));
+                }
+                at += 12;
+            }
+            Some(0xdc00..=0xdfff) => {
+                return Err(format!(
+                    "it has half a surrogate pair (`{}`, at byte {at})",
+                    &text[at..at + 6]
+                ));
+            }
+            _ => at += 6,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_that_jsonb_refuses_is_refused_with_its_cause() {
+        for (text, cause) in [
+            (r#"{"a":"x\u0000y"}"#, "U+0000"),
+            (r#""\ud800""#, "surrogate"),
+            (r#""\udc00\ud800""#, "surrogate"),
+            ("{", "not JSON"),
+            ("", "not JSON"),
+        ] {
+            assert!(check_json(text).unwrap_err().contains(cause), "{text}");
+        }
+        for text in [
+            r#""\\u0000""#,
+            r#""\ud83d\ude00""#,
+            "18446744073709551616",
+            "1.10",
+            "null",
+        ] {
+            check_json(text).unwrap();
+        }
+    }
+
+    #[test]
+    fn text_is_cut_at_a_character_and_marked() {
+        assert_eq!(storable("short", 10), "short");
+        assert_eq!(storable("a\0b", 10), "a\u{fffd}b");
+        let cut = storable(&"ä".repeat(100), 21);
+        assert!(cut.ends_with("[cut]") && cut.len() <= 21, "{cut}");
+        assert!(storable(&"\0".repeat(100), 21).len() <= 21);
+    }
+
+    #[test]
+    fn moments_print_as_rfc_3339() {
+        assert_eq!(Timestamp(0).to_string(), "2000-01-01T00:00:00.000000Z");
+        assert_eq!(
+            Timestamp(1_500_000).to_string(),
+            "2000-01-01T00:00:01.500000Z"
+        );
+        assert!(!Timestamp::MIN.to_string().is_empty());
+        assert!(!Timestamp(i64::MAX).to_string().is_empty());
+    }
+}

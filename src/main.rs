@@ -1,0 +1,5 @@
+//! The `piecework` program.
+
+fn main() -> std::process::ExitCode {
+    piecework::cli::main()
+}

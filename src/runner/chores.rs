@@ -1,0 +1,183 @@
+//! What a runner does beside running jobs. Every runner does all of it, without a leader: each statement is safe to run
+//! anywhere, any number of times.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::Shared;
+use crate::engine::StopReason;
+use crate::plugins::Folder;
+use crate::store::Notice;
+
+/// Jobs taken back in one statement.
+const REAP_AT_ONCE: u32 = 500;
+
+impl Shared {
+    /// Compares the plugins folder with what is loaded; computes, so it belongs on a blocking thread.
+    pub(super) fn scan(&self, folder: &mut Folder) -> anyhow::Result<bool> {
+        let changed = folder.scan(&self.engine, &self.config, &self.registry)?;
+        if changed {
+            *self.files.lock().unwrap_or_else(PoisonError::into_inner) =
+                folder.states(&self.config);
+        }
+        Ok(changed)
+    }
+}
+
+/// Takes jobs back from runners that died.
+pub(super) async fn reap(shared: Arc<Shared>) {
+    let interval = shared.config.runner.reap_interval.0;
+    loop {
+        // Jittered, so that a fleet that was started together does not look together.
+        sleep(interval.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+        if let Err(error) = reap_once(&shared).await {
+            tracing::warn!(%error, "cannot look for runners that died");
+        }
+    }
+}
+
+async fn reap_once(shared: &Shared) -> Result<(), crate::store::Error> {
+    for (runner, name) in shared.store.lapse().await? {
+        tracing::warn!(%runner, name, "a runner's lease ran out; its jobs are taken back");
+    }
+    loop {
+        let reaped = shared.store.reap(REAP_AT_ONCE).await?;
+        for job in &reaped {
+            tracing::warn!(job = %job.id, job_type = %job.job_type, failed = job.failed, "job taken back");
+        }
+        if !reaped.is_empty() {
+            shared.wake.notify_one();
+        }
+        if reaped.len() < REAP_AT_ONCE as usize {
+            break;
+        }
+    }
+    let runner = *shared.identity.borrow();
+    if let Some(runner) = runner
+        && shared.doubtful.swap(false, Ordering::Relaxed)
+    {
+        release_strays(shared, runner).await?;
+    }
+    Ok(())
+}
+
+/// A claim whose answer was lost may have been committed: its jobs are running in the table, and nowhere else.
+async fn release_strays(
+    shared: &Shared,
+    runner: crate::job::RunnerId,
+) -> Result<(), crate::store::Error> {
+    // What is being claimed at this moment is younger than any call may take.
+    let age = shared.config.database.call_timeout.0 * 2;
+    let known: Vec<i64> = shared.running().keys().map(|(_, claim)| claim.0).collect();
+    let strays = shared.store.release_strays(runner, &known, age).await?;
+    if strays > 0 {
+        tracing::warn!(
+            strays,
+            "released jobs whose claim had been answered too late"
+        );
+        shared.wake.notify_one();
+    }
+    Ok(())
+}
+
+/// Writes what handlers report, the newest only, a few times a second at most.
+pub(super) async fn report_progress(shared: Arc<Shared>) {
+    loop {
+        sleep(Duration::from_millis(300)).await;
+        let reports: Vec<_> = shared
+            .running()
+            .iter()
+            .filter_map(|((id, claim), running)| {
+                running
+                    .progress
+                    .take()
+                    .map(|(percent, message)| (*id, *claim, percent, message))
+            })
+            .collect();
+        if reports.is_empty() {
+            continue;
+        }
+        match shared.store.progress(&reports).await {
+            Ok(stale) => {
+                let running = shared.running();
+                for ((id, _), running) in running.iter().filter(|((id, _), _)| stale.contains(id)) {
+                    tracing::warn!(job = %id, "the job was taken over; its handler is stopped");
+                    running.stop.now(StopReason::LeaseLost);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "progress could not be written"),
+        }
+    }
+}
+
+/// Makes history partitions ahead and forgets old runners.
+pub(super) async fn keep_house(shared: Arc<Shared>) {
+    loop {
+        match shared.store.make_history_partitions().await {
+            Ok(made) if made > 0 => tracing::info!(made, "history partitions made"),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "history partitions could not be made; there are days left to try again")
+            }
+        }
+        if let Err(error) = shared.store.prune_runners().await {
+            tracing::warn!(%error, "old runners could not be forgotten");
+        }
+        sleep(Duration::from_secs(3600).mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+    }
+}
+
+/// Notices what changes in the plugins folder.
+pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
+    loop {
+        sleep(shared.config.runner.plugins_interval.0).await;
+        let scanner = shared.clone();
+        let scan = tokio::task::spawn_blocking(move || {
+            let changed = scanner.scan(&mut folder);
+            (folder, changed)
+        });
+        let Ok((back, changed)) = scan.await else {
+            tracing::error!("the plugins folder is not watched any more: the loader failed");
+            return;
+        };
+        folder = back;
+        match changed {
+            Ok(false) => {}
+            Ok(true) => {
+                // Enqueue notifies the runners that say they serve the type, so it should be told soon.
+                let runner = *shared.identity.borrow();
+                if let Some(runner) = runner {
+                    let _ = shared
+                        .store
+                        .renew(
+                            runner,
+                            shared.config.runner.lease.0,
+                            &shared.registry.job_types(),
+                        )
+                        .await;
+                }
+                shared.wake.notify_one();
+            }
+            Err(error) => tracing::warn!(
+                error = format!("{error:#}"),
+                "the plugins folder cannot be read"
+            ),
+        }
+    }
+}
+
+/// Wakes the dispatcher for every notice.
+pub(super) async fn listen(shared: Arc<Shared>) {
+    let store = shared.store.clone();
+    store
+        .listen(|notice| {
+            shared
+                .hears
+                .store(notice != Notice::Deaf, Ordering::Relaxed);
+            shared.wake.notify_one();
+        })
+        .await;
+}

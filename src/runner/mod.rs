@@ -1,0 +1,239 @@
+//! The runner: claims jobs, runs them, confirms what they came to. The only module that knows both the database and the
+//! guests, and the one that keeps them apart: no transaction and no connection is held while a guest runs.
+//!
+//! ```text
+//!            control runtime                                   guest runtime (threads = cores)
+//!   listen ─┐
+//!   plugins ┼─ wake ─> dispatch ── claim ── spawn ───────────>  attempt: call, judge
+//!   reaper ─┘             ^  └── finish + next claim <── ended ───┘
+//!   lease (renews; lost: stops all guests, registers anew)
+//! ```
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::engine::{Engine, Progress, Stop, StopReason};
+use crate::job::{ClaimToken, JobId, RunnerId};
+use crate::plugins::{FileState, Folder, Registry};
+use crate::store::Store;
+use crate::telemetry::Events;
+
+mod attempt;
+mod chores;
+mod dispatch;
+mod lease;
+mod marks;
+mod slots;
+
+/// What is left for the last writes after the grace of a stop is over.
+const LAST_WRITES: Duration = Duration::from_millis(800);
+
+/// A runner that works in the background.
+#[derive(Debug)]
+pub struct Runner {
+    shared: Arc<Shared>,
+    dispatch: tokio::task::JoinHandle<()>,
+    chores: JoinSet<()>,
+    guests: Option<tokio::runtime::Runtime>,
+}
+
+/// What the tasks of a runner share.
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    store: Store,
+    engine: Engine,
+    registry: Registry,
+    files: Mutex<Vec<FileState>>,
+    events: Events,
+    /// Who this runner is now; `None` while it has no lease.
+    identity: watch::Sender<Option<RunnerId>>,
+    /// The attempts that run now, by what fences them.
+    running: Mutex<HashMap<(JobId, ClaimToken), Running>>,
+    /// There may be something to claim.
+    wake: Notify,
+    /// LISTEN works.
+    hears: std::sync::atomic::AtomicBool,
+    /// A call failed whose claim may have been committed all the same.
+    doubtful: std::sync::atomic::AtomicBool,
+    /// No more claims.
+    drain: CancellationToken,
+    /// No more waiting for handlers.
+    halt: CancellationToken,
+}
+
+/// A running attempt, for those who must reach it from outside.
+#[derive(Debug)]
+struct Running {
+    runner: RunnerId,
+    stop: Arc<Stop>,
+    progress: Arc<Progress>,
+}
+
+impl Shared {
+    fn running(&self) -> MutexGuard<'_, HashMap<(JobId, ClaimToken), Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends attempts from outside: all, or those of one identity.
+    fn stop_running(&self, reason: StopReason, of: Option<RunnerId>) {
+        for running in self
+            .running()
+            .values()
+            .filter(|running| of.is_none_or(|runner| running.runner == runner))
+        {
+            running.stop.now(reason);
+        }
+    }
+}
+
+impl Runner {
+    /// Loads the plugins, registers, and begins to work. The schema must be there (see [`Store::check_schema`]).
+    ///
+    /// # Errors
+    /// When the plugins folder is missing, the engine does not start, or the database cannot be reached.
+    pub async fn start(config: Config, store: Store) -> anyhow::Result<Self> {
+        let settings = &config.runner;
+        let mut folder = Folder::open(&settings.plugins_folder)?;
+        let engine = Engine::new(&config.engine, settings.slots)?;
+        let shared = Arc::new(Shared {
+            store,
+            engine,
+            registry: Registry::default(),
+            files: Mutex::new(Vec::new()),
+            events: Events::default(),
+            identity: watch::channel(None).0,
+            running: Mutex::default(),
+            wake: Notify::new(),
+            hears: false.into(),
+            doubtful: false.into(),
+            drain: CancellationToken::new(),
+            halt: CancellationToken::new(),
+            config,
+        });
+        let scanner = shared.clone();
+        let folder = tokio::task::spawn_blocking(move || {
+            scanner.scan(&mut folder)?;
+            anyhow::Ok(folder)
+        })
+        .await
+        .context("load the plugins")??;
+
+        let threads = match shared.config.engine.threads {
+            0 => std::thread::available_parallelism().map_or(2, usize::from),
+            threads => threads,
+        };
+        let guests = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("guest")
+            .enable_all()
+            .build()
+            .context("start the threads for guests")?;
+
+        let mut chores = JoinSet::new();
+        let registered = lease::register(&shared)
+            .await
+            .context("register the runner")?;
+        chores.spawn(lease::keep(shared.clone(), registered));
+        chores.spawn(chores::reap(shared.clone()));
+        chores.spawn(chores::report_progress(shared.clone()));
+        chores.spawn(chores::keep_house(shared.clone()));
+        chores.spawn(chores::watch_plugins(shared.clone(), folder));
+        if shared.config.runner.listen {
+            chores.spawn(chores::listen(shared.clone()));
+        }
+        let dispatch = tokio::spawn(dispatch::run(shared.clone(), guests.handle().clone()));
+        Ok(Self {
+            shared,
+            dispatch,
+            chores,
+            guests: Some(guests),
+        })
+    }
+
+    /// What happens in it.
+    pub fn events(&self) -> &Events {
+        &self.shared.events
+    }
+
+    /// The files of the plugins folder and how they stand.
+    pub fn plugins(&self) -> Vec<FileState> {
+        self.shared
+            .files
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Who it is now; `None` while it has no lease.
+    pub fn identity(&self) -> Option<RunnerId> {
+        *self.shared.identity.borrow()
+    }
+
+    /// Takes no more jobs. Running handlers may go on for the configured grace; then they are stopped and their jobs handed
+    /// back, with the attempt refunded.
+    pub fn drain(&self) {
+        self.shared.drain.cancel();
+        self.shared.wake.notify_one();
+    }
+
+    /// Takes no more jobs and hands back what runs, now.
+    pub fn halt(&self) {
+        self.drain();
+        self.shared.halt.cancel();
+    }
+
+    /// [`halt`](Self::halt) for later, when [`join`](Self::join) has taken the runner.
+    pub fn halter(&self) -> impl Fn() + Send + Sync + use<> {
+        let shared = self.shared.clone();
+        move || {
+            shared.drain.cancel();
+            shared.halt.cancel();
+            shared.wake.notify_one();
+        }
+    }
+
+    /// Waits for the end of a [`drain`](Self::drain) or [`halt`](Self::halt).
+    pub async fn join(mut self) {
+        if let Err(error) = (&mut self.dispatch).await {
+            tracing::error!(%error, "the dispatcher failed; the jobs it ran are taken back when its lease ends");
+        }
+        self.chores.shutdown().await;
+        if let Some(runner) = self.identity() {
+            let sign_off = self.shared.store.sign_off(runner, true);
+            if !matches!(
+                tokio::time::timeout(LAST_WRITES, sign_off).await,
+                Ok(Ok(()))
+            ) {
+                tracing::warn!(%runner, "the database does not know that this runner ended; its lease runs out by itself");
+            }
+        }
+        if let Some(guests) = self.guests.take() {
+            guests.shutdown_background();
+        }
+    }
+
+    /// The name of the plugins folder.
+    pub fn plugins_folder(&self) -> PathBuf {
+        self.shared.config.runner.plugins_folder.clone()
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.dispatch.abort();
+        self.shared.stop_running(StopReason::HandBack, None);
+        // A runtime must not be dropped where async code runs: it would block.
+        if let Some(guests) = self.guests.take() {
+            guests.shutdown_background();
+        }
+    }
+}

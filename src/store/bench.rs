@@ -1,0 +1,90 @@
+//! What only benchmarks and the plan test ask of the database.
+
+use std::time::Duration;
+
+use sqlx::Row;
+
+use super::claim::Demand;
+use super::link::within;
+use super::{Error, Store};
+
+/// The server's counters.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    /// WAL written so far, in bytes.
+    pub wal_bytes: i64,
+    /// Transactions committed in this database so far; the server counts them up to a second late.
+    pub commits: i64,
+    /// The server's version.
+    pub version: String,
+    /// The settings that decide about durability and speed.
+    pub settings: String,
+}
+
+impl Store {
+    /// The server's counters.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn bench_counters(&self) -> Result<Counters, Error> {
+        let row = self
+            .one(sqlx::query(include_str!("sql/bench_counters.sql")))
+            .await?;
+        Ok(Counters {
+            wal_bytes: row.try_get("wal_bytes")?,
+            commits: row.try_get("commits")?,
+            version: row.try_get("version")?,
+            settings: row.try_get("settings")?,
+        })
+    }
+
+    /// Vacuums and analyses the queue's tables. May take minutes.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn bench_vacuum(&self) -> Result<(), Error> {
+        let mut link = self.link().await?;
+        let work = sqlx::query(include_str!("sql/bench_vacuum.sql")).execute(link.connection());
+        let done = within(Duration::from_secs(3600), work).await;
+        link.settle(done).map(drop)
+    }
+
+    /// Fills in jobs that are finished and jobs that are for later. May take minutes.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn bench_fill(
+        &self,
+        finished: i64,
+        future: i64,
+        job_type: &str,
+    ) -> Result<(), Error> {
+        let mut link = self.link().await?;
+        let work = sqlx::query(include_str!("sql/bench_fill.sql"))
+            .bind(finished)
+            .bind(future)
+            .bind(job_type)
+            .execute(link.connection());
+        let done = within(Duration::from_secs(3600), work).await;
+        link.settle(done).map(drop)
+    }
+
+    /// The plan of a claim, a line an element. With `generic` the plan that the server makes without knowing the arguments.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn bench_claim_plan(
+        &self,
+        demand: &Demand,
+        generic: bool,
+    ) -> Result<Vec<String>, Error> {
+        let mut link = self.link().await?;
+        let limit = link.limit;
+        let work = within(
+            limit,
+            super::claim::plan(link.connection(), demand, generic),
+        )
+        .await;
+        link.settle(work)
+    }
+}

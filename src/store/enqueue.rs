@@ -1,0 +1,60 @@
+//! Enqueueing, through the same SQL functions that everybody else calls.
+
+use std::time::Duration;
+
+use sqlx::Row;
+
+use super::{Error, Store};
+use crate::job::JobId;
+
+/// A job to enqueue; what is `None` takes the default of `piecework.enqueue`.
+#[derive(Clone, Debug, Default)]
+pub struct NewJob {
+    /// Chooses the plugin.
+    pub job_type: String,
+    /// JSON text.
+    pub payload: String,
+    /// Not before this time, as PostgreSQL reads it. Not together with `delay`.
+    pub due_at: Option<String>,
+    /// Not before this much later.
+    pub delay: Option<Duration>,
+    /// 1 first to 4 last.
+    pub priority: Option<i32>,
+    /// How often it may be tried.
+    pub max_attempts: Option<i32>,
+}
+
+impl Store {
+    /// Enqueues one job.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] says what is wrong with the job.
+    pub async fn enqueue(&self, job: &NewJob) -> Result<JobId, Error> {
+        let row = self
+            .one(
+                sqlx::query(include_str!("sql/enqueue.sql"))
+                    .bind(&job.job_type)
+                    .bind(&job.payload)
+                    .bind(&job.due_at)
+                    .bind(job.delay.map(|delay| delay.as_secs_f64()))
+                    .bind(job.priority)
+                    .bind(job.max_attempts)
+                    .bind(None::<i64>),
+            )
+            .await;
+        Ok(JobId(row?.try_get("id")?))
+    }
+
+    /// Enqueues the jobs of a JSON array, all or none; returns their ids in its order.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] names the element and says what is wrong with it.
+    pub async fn enqueue_many(&self, jobs: &str) -> Result<Vec<JobId>, Error> {
+        let rows = self
+            .all(sqlx::query(include_str!("sql/enqueue_many.sql")).bind(jobs))
+            .await?;
+        rows.iter()
+            .map(|row| Ok(JobId(row.try_get("id")?)))
+            .collect()
+    }
+}

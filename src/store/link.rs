@@ -1,0 +1,122 @@
+//! One borrowed connection with a bound on its use. A call that times out, or whose caller goes away in the middle,
+//! **detaches** its connection before dropping it.
+//!
+//! Why: in sqlx 0.8 and 0.9 the task that puts a connection back into the pool talks to the server without a bound. When
+//! the peer has gone silent the pool's permit never comes back; a pool of two was dead for good after two such drops.
+//! So no other code takes a connection from the pool, and there is no bare `timeout(execute(&pool))`.
+
+use std::future::Future;
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
+
+use super::{Error, Store};
+
+/// A connection on loan; detached when dropped before [`settle`](Self::settle).
+pub(super) struct Link {
+    connection: Option<PoolConnection<Postgres>>,
+    /// Longest that the work may take.
+    pub(super) limit: Duration,
+}
+
+impl Store {
+    /// Borrows a connection.
+    pub(super) async fn link(&self) -> Result<Link, Error> {
+        // Bounded by the pool's own acquire_timeout.
+        let connection = self.pool.acquire().await.map_err(|error| match error {
+            sqlx::Error::PoolTimedOut => {
+                Error::Unavailable("no connection within `database.connect_timeout`".into())
+            }
+            error => error.into(),
+        })?;
+        Ok(Link {
+            connection: Some(connection),
+            limit: self.call_timeout,
+        })
+    }
+}
+
+/// A statement with its arguments.
+type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+/// The usual calls: one statement, one answer.
+impl Store {
+    pub(super) async fn all(&self, query: Query<'_>) -> Result<Vec<PgRow>, Error> {
+        let mut link = self.link().await?;
+        let limit = link.limit;
+        let work = within(limit, query.fetch_all(link.connection())).await;
+        link.settle(work)
+    }
+
+    pub(super) async fn one(&self, query: Query<'_>) -> Result<PgRow, Error> {
+        let mut link = self.link().await?;
+        let limit = link.limit;
+        let work = within(limit, query.fetch_one(link.connection())).await;
+        link.settle(work)
+    }
+
+    pub(super) async fn optional(&self, query: Query<'_>) -> Result<Option<PgRow>, Error> {
+        let mut link = self.link().await?;
+        let limit = link.limit;
+        let work = within(limit, query.fetch_optional(link.connection())).await;
+        link.settle(work)
+    }
+
+    pub(super) async fn run(&self, query: Query<'_>) -> Result<(), Error> {
+        let mut link = self.link().await?;
+        let limit = link.limit;
+        let work = within(limit, query.execute(link.connection())).await;
+        link.settle(work).map(drop)
+    }
+}
+
+impl Link {
+    /// The connection, for one piece of work that is given to [`settle`](Self::settle).
+    pub(super) fn connection(&mut self) -> &mut PgConnection {
+        self.connection
+            .as_mut()
+            .expect("a link holds its connection until it is settled")
+    }
+
+    /// Gives the connection back after `work`, whose result this passes on.
+    pub(super) fn settle<T>(
+        mut self,
+        work: Result<Result<T, sqlx::Error>, tokio::time::error::Elapsed>,
+    ) -> Result<T, Error> {
+        match work {
+            Ok(Ok(value)) => {
+                // Back into the pool.
+                drop(self.connection.take());
+                Ok(value)
+            }
+            Ok(Err(error)) => {
+                if error.as_database_error().is_some() || matches!(error, sqlx::Error::RowNotFound)
+                {
+                    drop(self.connection.take());
+                }
+                Err(error.into())
+            }
+            Err(_) => Err(Error::Unavailable(format!(
+                "no answer within {:?}",
+                self.limit
+            ))),
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            drop(connection.detach());
+        }
+    }
+}
+
+/// Work with the limit of its link.
+pub(super) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<Result<T, sqlx::Error>, tokio::time::error::Elapsed> {
+    tokio::time::timeout(limit, work).await
+}

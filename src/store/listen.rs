@@ -1,0 +1,42 @@
+//! LISTEN, with a connection of its own that is opened again whenever it is lost. A lost notice costs one poll, no more.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgListener;
+
+use super::Store;
+
+/// What the listener has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// Listening from now on: what was enqueued before may have been missed, so look once.
+    Listening,
+    /// Not listening: poll more often.
+    Deaf,
+    /// A job of this type was enqueued.
+    Enqueued(String),
+}
+
+impl Store {
+    /// Listens until dropped, and tells `hear` what happens.
+    pub(crate) async fn listen(&self, mut hear: impl FnMut(Notice)) {
+        loop {
+            if let Err(error) = self.hear_until_lost(&mut hear).await {
+                tracing::warn!(%error, "LISTEN is down, polling meanwhile");
+            }
+            hear(Notice::Deaf);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    async fn hear_until_lost(&self, hear: &mut impl FnMut(Notice)) -> Result<(), sqlx::Error> {
+        let mut listener = PgListener::connect_with(&self.pool).await?;
+        listener.listen("piecework").await?;
+        hear(Notice::Listening);
+        // `try_recv` says None when the connection was lost; the next one is made here, so that the loss is heard of.
+        while let Some(notice) = listener.try_recv().await? {
+            hear(Notice::Enqueued(notice.payload().to_owned()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! Everything that speaks SQL, and nothing that speaks Wasm: a transaction cannot leave this module, so no guest can run
+//! inside one. Each statement is a file in `sql/`, and every call has a bound (see `link`).
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+
+use crate::config::Database;
+
+mod bench;
+mod chores;
+mod claim;
+mod enqueue;
+mod finish;
+mod lease;
+mod link;
+mod listen;
+mod migrate;
+mod query;
+mod rows;
+mod scratch;
+
+pub use bench::Counters;
+pub use claim::{Demand, Pick};
+pub use enqueue::NewJob;
+pub use finish::{Cycle, Finish, Verdict};
+pub use lease::Reaped;
+pub(crate) use listen::Notice;
+pub use migrate::Migrated;
+pub use query::{JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
+pub use scratch::Scratch;
+
+/// What a call to the database came to, where the caller can tell the difference.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The database cannot be reached, or did not answer in time: try again later.
+    #[error("the database is not available: {0}")]
+    Unavailable(String),
+    /// The database refused the data that it was given: the same call will fail again.
+    #[error("{message}")]
+    Refused {
+        /// What is wrong, and what to do.
+        message: String,
+    },
+    /// The schema is missing, or not the one that this program needs.
+    #[error("{0}")]
+    Schema(String),
+    /// Anything else that the database says.
+    #[error("the database refused a statement: {0}")]
+    Database(String),
+}
+
+impl Error {
+    /// True when trying again later may help.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        let Some(database) = error.as_database_error() else {
+            return match error {
+                sqlx::Error::Decode(_)
+                | sqlx::Error::ColumnDecode { .. }
+                | sqlx::Error::ColumnNotFound(_) => Self::Schema(format!(
+                    "the piecework schema of this database does not fit this program: {error}"
+                )),
+                error => Self::Unavailable(error.to_string()),
+            };
+        };
+        let code = database.code().unwrap_or_default().into_owned();
+        let text = database.message().to_owned();
+        let hint = database
+            .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+            .and_then(|error| error.hint().or_else(|| error.detail()))
+            .map_or_else(String::new, |hint| {
+                format!(" ({})", hint.trim_end_matches('.'))
+            });
+        match code.get(..2).unwrap_or_default() {
+            // Data exceptions, broken constraints, limits of the server such as the depth of its stack.
+            "22" | "23" | "54" => Self::Refused {
+                message: format!("{text}{hint}"),
+            },
+            // Connection lost, wrong password, no such database, shutting down, too many connections, lock not available.
+            "08" | "53" | "55" | "57" | "28" | "3D" | "40" => {
+                Self::Unavailable(format!("{text}{hint}"))
+            }
+            "42" | "3F" => Self::Schema(format!(
+                "the piecework schema of this database does not fit this program: {text}; run `piecework migrate`, or point DATABASE_URL at another database"
+            )),
+            _ => Self::Database(format!("{text}{hint} (SQLSTATE {code})")),
+        }
+    }
+}
+
+/// The queue's database: a small pool of connections.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: PgPool,
+    call_timeout: Duration,
+}
+
+impl Store {
+    /// Makes the pool; connects only when the first call needs it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when the URL is malformed. The message shows nothing of the URL, which may hold a password.
+    pub fn open(settings: &Database) -> Result<Self, Error> {
+        let options = PgConnectOptions::from_str(&settings.url)
+            .map_err(|_| Error::Refused {
+                message: "DATABASE_URL (or `database.url` in runner.toml) is not a PostgreSQL address such as postgres://user:password@host:5432/name".into(),
+            })?
+            .application_name("piecework")
+            // The planner's estimates for the claim are far too high, and compiling it costs more than running it.
+            .options([("jit", "off")]);
+        let pool = PgPoolOptions::new()
+            // One more for LISTEN, which keeps its connection.
+            .max_connections(settings.connections + 1)
+            .acquire_timeout(settings.connect_timeout.0)
+            // A ping before each use would double the round trips; a dead connection fails its call, which is tried again.
+            .test_before_acquire(false)
+            .connect_lazy_with(options);
+        Ok(Self {
+            pool,
+            call_timeout: settings.call_timeout.0,
+        })
+    }
+
+    /// Closes all connections; waits at most a second for those in use.
+    pub async fn close(&self) {
+        // What is still in use then is dropped with the process; nothing is lost, every statement stands for itself.
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.pool.close()).await;
+    }
+}

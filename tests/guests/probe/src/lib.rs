@@ -1,0 +1,236 @@
+//! Does whatever its payload asks for, the hostile things above all: `{"do": "nap", "ms": 50}`.
+//!
+//! One guest for all tests, because compiling a component costs more than any of them.
+
+mod request;
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::io::{self, Read as _, Write as _};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use piecework::handler::types::Disposition;
+use piecework::handler::{jobs, log};
+use serde_json::{Value, json};
+use wasip2::clocks::monotonic_clock;
+use wasip2::io::poll;
+
+use crate::request::{Follow, Level, Request, Then, Whither, Wish};
+
+wit_bindgen::generate!({ path: "../../../wit", world: "handler" });
+
+struct Probe;
+
+impl Guest for Probe {
+    fn run(job: Job) -> Result<Option<String>, Failure> {
+        let request = serde_json::from_str(&job.payload)
+            .map_err(|error| discard(format!("the probe does not know what to do: {error}")))?;
+        match request {
+            Request::Ok {} => {}
+            Request::Nap { ms } => thread::sleep(Duration::from_millis(ms)),
+            Request::NapForever {} => loop {
+                thread::sleep(Duration::from_nanos(u64::MAX));
+            },
+            Request::NapLoop {} => loop {
+                thread::sleep(Duration::from_micros(1));
+            },
+            Request::Spin { ms } => spin(ms),
+            Request::Stdin {} => {
+                let mut input = Vec::new();
+                io::stdin()
+                    .read_to_end(&mut input)
+                    .map_err(|error| discard(format!("stdin: {error}")))?;
+                return answer(json!({ "bytes": input.len() }));
+            }
+            Request::PollMany {} => poll_many(),
+            Request::Grow { mib, step_kib } => grow(mib, step_kib),
+            Request::TryGrow { mib } => return answer(json!({ "grown": try_grow(mib) })),
+            Request::Deep {} => return answer(json!({ "deep": deep(0, black_box(u64::MAX)) })),
+            Request::Fail {
+                text,
+                disposition,
+                seconds,
+                until,
+            } => {
+                if until.is_none_or(|until| job.attempt <= until) {
+                    return Err(Failure {
+                        message: text,
+                        disposition: match disposition {
+                            Wish::Retry => Disposition::Retry,
+                            Wish::RetryAfter => Disposition::RetryAfter(seconds),
+                            Wish::Snooze => Disposition::Snooze(seconds),
+                            Wish::Discard => Disposition::Discard,
+                        },
+                    });
+                }
+            }
+            Request::Boom { text } => panic!("{text}"),
+            Request::Exit { code } => std::process::exit(code),
+            Request::Shout {
+                whither,
+                kib,
+                at_once,
+            } => shout(&whither, kib, at_once).map_err(|error| discard(error.to_string()))?,
+            Request::Echo {} => return Ok(Some(job.payload)),
+            Request::Result { text } => return Ok(Some(text)),
+            Request::Follow(follow) => enqueue(*follow)?,
+            Request::Progress { steps, ms } => {
+                for step in 1..=steps {
+                    let percent = u64::from(step) * 100 / u64::from(steps);
+                    jobs::progress(percent as u8, &format!("step {step} of {steps}"));
+                    thread::sleep(Duration::from_millis(ms));
+                }
+            }
+            Request::WaitCancelled {} => {
+                while !jobs::cancelled() {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                return answer(json!({ "cancelled": true }));
+            }
+            Request::Log { level, text } => log::log(
+                match level {
+                    Level::Debug => log::Level::Debug,
+                    Level::Info => log::Level::Info,
+                    Level::Warn => log::Level::Warn,
+                    Level::Error => log::Level::Error,
+                },
+                &text,
+            ),
+            Request::Env {} => return answer(surroundings()),
+        }
+        answer(json!({
+            "id": job.id,
+            "attempt": job.attempt,
+            "key": job.idempotency_key,
+            "job_type": job.job_type,
+        }))
+    }
+}
+
+export!(Probe);
+
+fn answer(value: Value) -> Result<Option<String>, Failure> {
+    Ok(Some(value.to_string()))
+}
+
+fn discard(message: String) -> Failure {
+    Failure {
+        message,
+        disposition: Disposition::Discard,
+    }
+}
+
+fn spin(ms: Option<u64>) {
+    let since = Instant::now();
+    loop {
+        match ms {
+            // Asking the clock is a call to the host; the endless one must not make any.
+            Some(ms) if since.elapsed() >= Duration::from_millis(ms) => return,
+            _ => black_box(()),
+        }
+    }
+}
+
+fn poll_many() {
+    const HOUR: u64 = 3_600_000_000_000;
+    let waits: Vec<_> = (0..200)
+        .map(|_| monotonic_clock::subscribe_duration(HOUR))
+        .collect();
+    poll::poll(&waits.iter().collect::<Vec<_>>());
+}
+
+fn grow(mib: u64, step_kib: u64) {
+    let mut kept = Vec::new();
+    let mut left = mib << 20;
+    while left > 0 {
+        let step = left.min(step_kib.max(1) << 10);
+        let bytes = usize::try_from(step).unwrap_or(usize::MAX);
+        // Not zero: zeroed memory may come untouched.
+        kept.push(vec![1_u8; bytes]);
+        left -= step;
+    }
+    black_box(&kept);
+}
+
+fn try_grow(mib: u64) -> bool {
+    let mut bytes: Vec<u8> = Vec::new();
+    let size = usize::try_from(mib << 20).unwrap_or(usize::MAX);
+    let grown = bytes.try_reserve_exact(size).is_ok();
+    black_box(&bytes);
+    grown
+}
+
+/// Keeps nothing in linear memory, so that it is the call stack that ends; the result is mixed after the inner call,
+/// so that no loop can stand in for it.
+#[inline(never)]
+fn deep(level: u64, bottom: u64) -> u64 {
+    if level == bottom {
+        return level;
+    }
+    deep(level + 1, bottom).rotate_left(7) ^ level
+}
+
+fn shout(whither: &Whither, kib: usize, at_once: bool) -> io::Result<()> {
+    let (size, times) = if at_once {
+        (kib << 10, 1)
+    } else {
+        (1 << 10, kib)
+    };
+    let mut text = "x".repeat(size.saturating_sub(1));
+    text.push('\n');
+    for _ in 0..times {
+        match whither {
+            Whither::Stdout => io::stdout().write_all(text.as_bytes())?,
+            Whither::Stderr => io::stderr().write_all(text.as_bytes())?,
+            Whither::Log => log::log(log::Level::Info, &text),
+        }
+    }
+    io::stdout().flush()
+}
+
+fn enqueue(follow: Follow) -> Result<(), Failure> {
+    let job = jobs::NewJob {
+        job_type: follow.job_type,
+        payload: follow
+            .payload_text
+            .unwrap_or_else(|| follow.payload.to_string()),
+        delay: follow.delay,
+        due_at: follow.due_at,
+        priority: follow.priority,
+        max_attempts: follow.max_attempts,
+        unique_key: follow.unique_key,
+        ordering_key: follow.ordering_key,
+    };
+    for _ in 0..follow.count {
+        jobs::enqueue(&job).map_err(discard)?;
+    }
+    match follow.then {
+        Then::Ok => Ok(()),
+        Then::Fail => Err(Failure {
+            message: "failed after it enqueued".to_owned(),
+            disposition: Disposition::Retry,
+        }),
+        Then::Discard => Err(discard("gave up after it enqueued".to_owned())),
+        Then::Boom => panic!("panicked after it enqueued"),
+    }
+}
+
+/// What a guest can find out about the machine it runs on.
+fn surroundings() -> Value {
+    let env: BTreeMap<_, _> = std::env::vars_os()
+        .map(|(name, value)| (lossy(name), lossy(value)))
+        .collect();
+    json!({
+        "env": env.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>(),
+        "args": std::env::args_os().map(lossy).collect::<Vec<_>>(),
+        "etc_passwd": match std::fs::read("/etc/passwd") {
+            Ok(content) => json!(content.len()),
+            Err(error) => json!(error.to_string()),
+        },
+    })
+}
+
+fn lossy(text: std::ffi::OsString) -> String {
+    text.to_string_lossy().into_owned()
+}
