@@ -87,6 +87,7 @@ create table piecework.job_history (
   failure       text,
   last_error    text,
   -- The last attempt; earlier ones are in `attempts`.
+  claim         bigint,
   runner        bigint,
   plugin        bytea,
   run_us        bigint,
@@ -211,10 +212,37 @@ end $$;
 create function piecework.enqueue_many(jobs jsonb) returns setof bigint language plpgsql as $$
 declare
   bad text;
+  place bigint;
+  element jsonb;
 begin
   if jobs is null or jsonb_typeof(jobs) <> 'array' then
     raise exception using errcode = '22023', message = 'enqueue_many takes a JSON array of jobs';
   end if;
+  -- Values of the wrong kind first: the casts below would fail without saying where.
+  for element, place in select e.job, e.n - 1 from jsonb_array_elements(jobs) with ordinality as e (job, n) loop
+    continue when jsonb_typeof(element) <> 'object'
+      or (coalesce(jsonb_typeof(element -> 'delay'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'priority'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'max_attempts'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'parent'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'due_at'), 'null') = 'null');
+    bad := case
+      when coalesce(jsonb_typeof(element -> 'delay'), 'null') not in ('null', 'number') then 'delay must be a number of seconds, 0 or more'
+      when coalesce(jsonb_typeof(element -> 'priority'), 'null') not in ('null', 'number') then 'priority must be 1 (first) to 4 (last)'
+      when coalesce(jsonb_typeof(element -> 'max_attempts'), 'null') not in ('null', 'number') then 'max_attempts must be 1 to 100000'
+      when coalesce(jsonb_typeof(element -> 'parent'), 'null') not in ('null', 'number') then 'parent must be the id of a job'
+    end;
+    if bad is null then
+      begin
+        perform (element ->> 'due_at')::timestamptz;
+      exception when others then
+        bad := format('due_at is not a time: %s', sqlerrm);
+      end;
+    end if;
+    if bad is not null then
+      raise exception using errcode = '22023', message = format('job %s: %s', place, bad);
+    end if;
+  end loop;
   select format('job %s: %s', e.n - 1, p.problem) into bad
   from jsonb_array_elements(jobs) with ordinality as e (job, n)
   cross join lateral (
@@ -232,7 +260,10 @@ begin
         then 'due_at must lie between the years 2000 and 2200'
       when (e.job ->> 'delay')::float8 not between 0 and 5000000000 then 'delay must be a number of seconds, 0 or more'
       when (e.job ->> 'priority')::numeric not in (1, 2, 3, 4) then 'priority must be 1 (first) to 4 (last)'
-      when (e.job ->> 'max_attempts')::numeric not between 1 and 100000 then 'max_attempts must be 1 to 100000'
+      when (e.job ->> 'max_attempts')::numeric not between 1 and 100000
+        or (e.job ->> 'max_attempts')::numeric <> trunc((e.job ->> 'max_attempts')::numeric) then 'max_attempts must be 1 to 100000'
+      when (e.job ->> 'parent')::numeric not between -9223372036854775808 and 9223372036854775807
+        or (e.job ->> 'parent')::numeric <> trunc((e.job ->> 'parent')::numeric) then 'parent must be the id of a job'
     end as problem) p
   where p.problem is not null
   order by e.n limit 1;
@@ -244,7 +275,8 @@ begin
     select e.job ->> 'job_type', coalesce(e.job -> 'payload', '{}'),
            coalesce((e.job ->> 'due_at')::timestamptz,
                     clock_timestamp() + make_interval(secs => coalesce((e.job ->> 'delay')::float8, 0))),
-           coalesce((e.job ->> 'priority')::smallint, 2), coalesce((e.job ->> 'max_attempts')::int, 5), (e.job ->> 'parent')::bigint
+           coalesce((e.job ->> 'priority')::numeric::smallint, 2), coalesce((e.job ->> 'max_attempts')::numeric::int, 5),
+           (e.job ->> 'parent')::numeric::bigint
     from jsonb_array_elements(jobs) with ordinality as e (job, n)
     order by e.n
     returning id;

@@ -54,9 +54,11 @@ impl Enqueue {
         };
         runtime()?.block_on(async {
             let store = open(&settings).await?;
-            let id = store.enqueue(&job).await.map_err(|error| match error {
-                Error::Refused { message } => anyhow::Error::new(Misuse(message)),
-                error => error.into(),
+            let id = store.enqueue(&job).await.map_err(|error| {
+                if let Error::Refused { message } = error {
+                    return anyhow::Error::new(Misuse(message));
+                }
+                error.into()
             })?;
             if self.wait {
                 return self.wait_for(&store, id).await;

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
+use serde_json::value::RawValue;
 
 use super::enqueue::read_payload;
 use super::{Ending, Misuse, print, runtime};
 use crate::config::Config;
 use crate::engine::{Engine, Progress, Stop};
-use crate::job::{ClaimToken, Claimed, JobId, JobType, Priority, Timestamp};
+use crate::job::{ClaimToken, Claimed, FollowUp, JobId, JobType, Priority, Timestamp};
 
 /// Call one handler once, without a database, and print what it came to
 #[derive(Debug, Args)]
@@ -81,15 +82,25 @@ impl Invoke {
         let usage = outcome.usage;
         let failure = outcome.verdict.as_ref().err();
         if self.json {
-            print::json(&serde_json::json!({
-                "outcome": failure.map_or("done", |failure| failure.class.as_str()),
-                "result": outcome.verdict.as_ref().ok(),
-                "error": failure.map(|failure| &failure.message),
-                "follow_ups": outcome.follow_ups,
-                "progress": progress.take(),
-                "output": outcome.output,
-                "run_us": usage.run.as_micros(), "cpu_us": usage.cpu.as_micros(), "fuel": usage.fuel, "peak_memory": usage.peak_memory,
-            }))?;
+            let raw = |text: &String| RawValue::from_string(text.clone());
+            print::json(&Answer {
+                outcome: failure.map_or("done", |failure| failure.class.as_str()),
+                result: outcome
+                    .verdict
+                    .as_ref()
+                    .ok()
+                    .and_then(Option::as_ref)
+                    .map(raw)
+                    .transpose()?,
+                error: failure.map(|failure| failure.message.as_str()),
+                follow_ups: &outcome.follow_ups,
+                progress: progress.take(),
+                output: outcome.output.as_deref(),
+                run_us: usage.run.as_micros(),
+                cpu_us: usage.cpu.as_micros(),
+                fuel: usage.fuel,
+                peak_memory: usage.peak_memory,
+            })?;
         } else {
             match &outcome.verdict {
                 Ok(result) => print::line(&format!(
@@ -128,6 +139,21 @@ impl Invoke {
         }
         Ok(if done { Ending::Done } else { Ending::Failed })
     }
+}
+
+/// What `--json` prints. JSON from the handler stays as it is: its numbers keep their digits.
+#[derive(serde::Serialize)]
+struct Answer<'a> {
+    outcome: &'static str,
+    result: Option<Box<RawValue>>,
+    error: Option<&'a str>,
+    follow_ups: &'a [FollowUp],
+    progress: Option<(u8, String)>,
+    output: Option<&'a str>,
+    run_us: u128,
+    cpu_us: u128,
+    fuel: Option<u64>,
+    peak_memory: u64,
 }
 
 fn now() -> Timestamp {

@@ -120,6 +120,13 @@ impl Config {
         if self.database.connections < 2 {
             return Err("`database.connections` must be 2 or more".into());
         }
+        // Enqueue leaves the runners asleep for jobs that are due in 10 s or later; polls are jittered by a fifth.
+        if runner.poll.0 > Duration::from_secs(8) {
+            return Err(
+                "`runner.poll` must be 8s or less: a sleeping runner finds future jobs by polling"
+                    .into(),
+            );
+        }
         for (key, span) in [
             ("runner.reap_interval", runner.reap_interval),
             ("runner.poll", runner.poll),
@@ -140,7 +147,7 @@ impl Config {
             let rules = self.plugin(name);
             let at = format!("plugins.{name}");
             for job_type in &rules.job_types {
-                if job_type.is_empty() || job_type.len() > 200 {
+                if job_type.is_empty() || job_type.chars().count() > 200 {
                     return Err(format!(
                         "`{at}.job_types`: a job type has 1 to 200 characters"
                     ));
@@ -208,6 +215,7 @@ fn explain(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
 
     fn refusal(text: &str) -> String {
         Config::parse(text, Path::new("runner.toml"))
@@ -267,6 +275,4 @@ mod tests {
             (Some(2), vec!["mail".to_owned()])
         );
     }
-
-    use super::super::Limits;
 }

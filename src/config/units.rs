@@ -66,7 +66,7 @@ impl Serialize for Size {
         let units: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         match units
             .iter()
-            .find(|(unit, _)| self.0 >= *unit && self.0 % unit == 0)
+            .find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit))
         {
             Some((unit, name)) => serializer.collect_str(&format_args!("{}{name}", self.0 / unit)),
             None => serializer.collect_str(&format_args!("{}B", self.0)),

@@ -1,5 +1,4 @@
 //! The world `piecework:handler@0.1.0` as Rust. Released worlds stay linked for ever; each newer one gets a file beside this.
-#![expect(clippy::use_self, clippy::str_to_string, reason = "generated code")]
 
 wasmtime::component::bindgen!({
     path: "wit",

@@ -160,7 +160,7 @@ fn pool(slots: u32) -> PoolingAllocationConfig {
     pool
 }
 
-/// Counts a digest out in hexadecimal digits.
+/// A digest in hexadecimal digits.
 pub fn hex(digest: &[u8]) -> String {
     use std::fmt::Write;
     digest

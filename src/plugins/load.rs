@@ -23,7 +23,8 @@ pub struct Folder {
     scanned: bool,
 }
 
-/// Size, time of change, inode and device: when these stay the same, so does the content.
+/// Size, time of the last change of content or inode, inode and device: when these stay the same, so does the content, also
+/// where a copy keeps the time of its original.
 type Fingerprint = (u64, i64, i64, u64, u64);
 
 #[derive(Debug)]
@@ -154,8 +155,8 @@ impl Folder {
             if metadata.is_file() {
                 let fingerprint = (
                     metadata.len(),
-                    metadata.mtime(),
-                    metadata.mtime_nsec(),
+                    metadata.ctime(),
+                    metadata.ctime_nsec(),
                     metadata.ino(),
                     metadata.dev(),
                 );

@@ -55,22 +55,21 @@ async fn reap_once(shared: &Shared) -> Result<(), crate::store::Error> {
             break;
         }
     }
-    let runner = *shared.identity.borrow();
-    if let Some(runner) = runner
-        && shared.doubtful.swap(false, Ordering::Relaxed)
-    {
-        release_strays(shared, runner).await?;
-    }
-    Ok(())
+    release_strays(shared).await
 }
 
 /// A claim whose answer was lost may have been committed: its jobs are running in the table, and nowhere else.
-async fn release_strays(
-    shared: &Shared,
-    runner: crate::job::RunnerId,
-) -> Result<(), crate::store::Error> {
+async fn release_strays(shared: &Shared) -> Result<(), crate::store::Error> {
     // What is being claimed at this moment is younger than any call may take.
     let age = shared.config.database.call_timeout.0 * 2;
+    let doubtful = *shared
+        .doubtful
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let runner = *shared.identity.borrow();
+    let (Some(since), Some(runner)) = (doubtful, runner) else {
+        return Ok(());
+    };
     let known: Vec<i64> = shared.running().keys().map(|(_, claim)| claim.0).collect();
     let strays = shared.store.release_strays(runner, &known, age).await?;
     if strays > 0 {
@@ -79,6 +78,16 @@ async fn release_strays(
             "released jobs whose claim had been answered too late"
         );
         shared.wake.notify_one();
+    }
+    // A statement that was sent last moment may commit as late as its own limit; then it must be old enough to be seen.
+    if since.elapsed() > age * 2 {
+        let mut doubtful = shared
+            .doubtful
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if *doubtful == Some(since) {
+            *doubtful = None;
+        }
     }
     Ok(())
 }

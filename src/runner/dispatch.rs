@@ -2,9 +2,9 @@
 //! round trip does both halves: results gather while the last one is under way, so a single job waits for nothing and a
 //! busy runner writes hundreds at once.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -105,8 +105,9 @@ impl Dispatch {
         let writes = self.finishes.len().min(WRITE_AT_ONCE);
         match self.cycle(writes, demand.as_ref()).await {
             Some(Ok(cycle)) => {
+                let stale = self.really_stale(&cycle).await;
                 self.retry = Duration::ZERO;
-                self.settle(writes, &cycle.stale);
+                self.settle(writes, &stale);
                 if let Some(demand) = demand {
                     self.start(&demand, cycle, all_asked, at_all).await;
                 }
@@ -148,12 +149,12 @@ impl Dispatch {
             finish: Some(attempt::panicked(&job)),
         });
         match ended.finish {
-            Some(finish) => self.to_write(finish, ended.job_type, ended.attempt),
+            Some(finish) => self.remember(finish, ended.job_type, ended.attempt),
             None => self.forget(job.id, job.claim),
         }
     }
 
-    fn to_write(&mut self, finish: Finish, job_type: JobType, attempt: u32) {
+    fn remember(&mut self, finish: Finish, job_type: JobType, attempt: u32) {
         self.finishes.push(finish);
         self.labels.push((job_type, attempt));
     }
@@ -178,8 +179,20 @@ impl Dispatch {
         }
     }
 
+    /// After a round that was repeated, what had been written the first time only looks stale.
+    async fn really_stale(&self, cycle: &Cycle) -> HashSet<(JobId, ClaimToken)> {
+        let mut stale: HashSet<_> = cycle.stale.iter().copied().collect();
+        if !stale.is_empty() && !self.retry.is_zero() {
+            match self.shared.store.written_before(&cycle.stale).await {
+                Ok(written) => stale.retain(|attempt| !written.contains(attempt)),
+                Err(error) => tracing::warn!(%error, "cannot tell what the lost answer had said"),
+            }
+        }
+        stale
+    }
+
     /// What was written, or found stale, is over.
-    fn settle(&mut self, writes: usize, stale: &[JobId]) {
+    fn settle(&mut self, writes: usize, stale: &HashSet<(JobId, ClaimToken)>) {
         let events = &self.shared.events;
         let written: Vec<_> = self
             .finishes
@@ -189,7 +202,7 @@ impl Dispatch {
         let (mut done, mut failed, mut again) = (0, 0, 0);
         for (finish, (job_type, attempt)) in written {
             self.forget(finish.id, finish.claim);
-            if stale.contains(&finish.id) {
+            if stale.contains(&(finish.id, finish.claim)) {
                 tracing::warn!(job = %finish.id, attempt, "result dropped, the job was taken over");
                 Events::count(&events.stale, 1);
                 events.tell(|| Event::Stale { id: finish.id });
@@ -257,7 +270,7 @@ impl Dispatch {
             match serving.get(&job.job_type) {
                 Some(plugin) => self.spawn(demand.runner, plugin.clone(), job),
                 // Deleted in this very moment: given back as if never claimed.
-                None => self.to_write(give_back(&job), job.job_type, job.attempt),
+                None => self.remember(give_back(&job), job.job_type, job.attempt),
             }
         }
         // Looked at again, now that the attempts are in the list that a lost lease goes through.
@@ -453,7 +466,11 @@ impl Dispatch {
     async fn failed(&mut self, error: &Error, claiming: bool) -> bool {
         if claiming {
             // The claim may have been committed although its answer was lost.
-            self.shared.doubtful.store(true, Ordering::Relaxed);
+            *self
+                .shared
+                .doubtful
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         self.retry = (self.retry * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
         let pause = self.retry.mul_f64(0.75 + fastrand::f64() / 2.0);

@@ -62,8 +62,8 @@ struct Shared {
     wake: Notify,
     /// LISTEN works.
     hears: std::sync::atomic::AtomicBool,
-    /// A call failed whose claim may have been committed all the same.
-    doubtful: std::sync::atomic::AtomicBool,
+    /// When a call last failed whose claim may have been committed all the same.
+    doubtful: Mutex<Option<tokio::time::Instant>>,
     /// No more claims.
     drain: CancellationToken,
     /// No more waiting for handlers.
@@ -114,7 +114,7 @@ impl Runner {
             running: Mutex::default(),
             wake: Notify::new(),
             hears: false.into(),
-            doubtful: false.into(),
+            doubtful: Mutex::new(None),
             drain: CancellationToken::new(),
             halt: CancellationToken::new(),
             config,

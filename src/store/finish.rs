@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use sqlx::postgres::PgConnection;
+use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{Connection, Row};
 
 use super::claim::{Demand, claim};
@@ -52,7 +52,7 @@ pub struct Finish {
 #[derive(Debug, Default)]
 pub struct Cycle {
     /// The finishes that were stale: their claim was not the row's any more, and nothing of them was written.
-    pub stale: Vec<JobId>,
+    pub stale: Vec<(JobId, ClaimToken)>,
     /// The jobs to start.
     pub claimed: Vec<Claimed>,
     /// What the claim took.
@@ -66,7 +66,9 @@ impl Store {
     /// is written as a failure instead.
     ///
     /// # Errors
-    /// As every call to the database; nothing was written then, and the call may be repeated.
+    /// As every call to the database. The call may be repeated: should only its answer have been lost, what it wrote comes
+    /// back as stale ([`written_before`](Self::written_before) tells it apart), and what it claimed is found by
+    /// [`release_strays`](Self::release_strays).
     pub async fn cycle(
         &self,
         finishes: &[Finish],
@@ -88,9 +90,40 @@ impl Store {
         let limit = link.limit;
         let work = within(limit, write(link.connection(), finishes, demand)).await;
         match link.settle(work) {
-            Err(Error::Refused { message }) => self.salvage(finishes, &message).await,
+            Err(Error::Refused { message }) => {
+                let salvaged = self.salvage(finishes, &message).await?;
+                let claimed = self.cycle(&[], demand);
+                Ok(Cycle {
+                    stale: salvaged.stale,
+                    ..Box::pin(claimed).await?
+                })
+            }
             other => other,
         }
+    }
+
+    /// Which of these attempts ended their jobs.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn written_before(
+        &self,
+        attempts: &[(JobId, ClaimToken)],
+    ) -> Result<HashSet<(JobId, ClaimToken)>, Error> {
+        let query = sqlx::query(include_str!("sql/written_before.sql"))
+            .bind(attempts.iter().map(|(id, _)| id.0).collect::<Vec<_>>())
+            .bind(
+                attempts
+                    .iter()
+                    .map(|(_, claim)| claim.0)
+                    .collect::<Vec<_>>(),
+            );
+        Ok(self
+            .all(query)
+            .await?
+            .iter()
+            .map(pair)
+            .collect::<Result<_, _>>()?)
     }
 
     /// Finds the finishes that the database refuses, by halves, and writes them as failures.
@@ -144,7 +177,8 @@ async fn write(
         let jobs: Vec<&FollowUp> = finishes
             .iter()
             .filter(|finish| {
-                written.contains(&finish.id) && matches!(finish.verdict, Verdict::Done(_))
+                written.contains(&(finish.id, finish.claim))
+                    && matches!(finish.verdict, Verdict::Done(_))
             })
             .flat_map(|finish| &finish.follow_ups)
             .collect();
@@ -174,7 +208,7 @@ async fn write(
 async fn finish(
     connection: &mut PgConnection,
     finishes: &[Finish],
-) -> Result<HashSet<JobId>, sqlx::Error> {
+) -> Result<HashSet<(JobId, ClaimToken)>, sqlx::Error> {
     fn column<T>(finishes: &[Finish], value: impl Fn(&Finish) -> T) -> Vec<T> {
         finishes.iter().map(value).collect()
     }
@@ -218,16 +252,21 @@ async fn finish(
         }))
         .fetch_all(connection)
         .await?;
-    rows.iter()
-        .map(|row| row.try_get("id").map(JobId))
-        .collect()
+    rows.iter().map(pair).collect()
 }
 
-fn missing(finishes: &[Finish], written: &HashSet<JobId>) -> Vec<JobId> {
+fn pair(row: &PgRow) -> Result<(JobId, ClaimToken), sqlx::Error> {
+    Ok((JobId(row.try_get("id")?), ClaimToken(row.try_get("claim")?)))
+}
+
+fn missing(
+    finishes: &[Finish],
+    written: &HashSet<(JobId, ClaimToken)>,
+) -> Vec<(JobId, ClaimToken)> {
     finishes
         .iter()
-        .map(|finish| finish.id)
-        .filter(|id| !written.contains(id))
+        .map(|finish| (finish.id, finish.claim))
+        .filter(|attempt| !written.contains(attempt))
         .collect()
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Why: in sqlx 0.8 and 0.9 the task that puts a connection back into the pool talks to the server without a bound. When
 //! the peer has gone silent the pool's permit never comes back; a pool of two was dead for good after two such drops.
-//! So no other code takes a connection from the pool, and there is no bare `timeout(execute(&pool))`.
+//! So no other code takes a connection from this pool, and there is no bare `timeout(execute(&pool))`.
 
 use std::future::Future;
 use std::time::Duration;
@@ -24,11 +24,13 @@ impl Store {
     /// Borrows a connection.
     pub(super) async fn link(&self) -> Result<Link, Error> {
         // Bounded by the pool's own acquire_timeout.
-        let connection = self.pool.acquire().await.map_err(|error| match error {
-            sqlx::Error::PoolTimedOut => {
-                Error::Unavailable("no connection within `database.connect_timeout`".into())
+        let connection = self.pool.acquire().await.map_err(|error| {
+            if matches!(error, sqlx::Error::PoolTimedOut) {
+                return Error::Unavailable(
+                    "no connection within `database.connect_timeout`".into(),
+                );
             }
-            error => error.into(),
+            error.into()
         })?;
         Ok(Link {
             connection: Some(connection),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::postgres::PgListener;
+use sqlx::postgres::{PgListener, PgPoolOptions};
 
 use super::Store;
 
@@ -13,8 +13,8 @@ pub(crate) enum Notice {
     Listening,
     /// Not listening: poll more often.
     Deaf,
-    /// A job of this type was enqueued.
-    Enqueued(String),
+    /// A job was enqueued.
+    Enqueued,
 }
 
 impl Store {
@@ -30,12 +30,17 @@ impl Store {
     }
 
     async fn hear_until_lost(&self, hear: &mut impl FnMut(Notice)) -> Result<(), sqlx::Error> {
-        let mut listener = PgListener::connect_with(&self.pool).await?;
+        // A pool of its own, new each time: what a lost connection does to it concerns nobody else.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .connect_with(self.options.clone())
+            .await?;
+        let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen("piecework").await?;
         hear(Notice::Listening);
         // `try_recv` says None when the connection was lost; the next one is made here, so that the loss is heard of.
-        while let Some(notice) = listener.try_recv().await? {
-            hear(Notice::Enqueued(notice.payload().to_owned()));
+        while listener.try_recv().await?.is_some() {
+            hear(Notice::Enqueued);
         }
         Ok(())
     }

@@ -62,13 +62,18 @@ impl Error {
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         let Some(database) = error.as_database_error() else {
-            return match error {
+            let unreadable = matches!(
+                error,
                 sqlx::Error::Decode(_)
-                | sqlx::Error::ColumnDecode { .. }
-                | sqlx::Error::ColumnNotFound(_) => Self::Schema(format!(
+                    | sqlx::Error::ColumnDecode { .. }
+                    | sqlx::Error::ColumnNotFound(_)
+            );
+            return if unreadable {
+                Self::Schema(format!(
                     "the piecework schema of this database does not fit this program: {error}"
-                )),
-                error => Self::Unavailable(error.to_string()),
+                ))
+            } else {
+                Self::Unavailable(error.to_string())
             };
         };
         let code = database.code().unwrap_or_default().into_owned();
@@ -100,6 +105,8 @@ impl From<sqlx::Error> for Error {
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: PgPool,
+    /// For LISTEN, whose connection is its own.
+    options: PgConnectOptions,
     call_timeout: Duration,
 }
 
@@ -109,22 +116,27 @@ impl Store {
     /// # Errors
     /// [`Error::Refused`] when the URL is malformed. The message shows nothing of the URL, which may hold a password.
     pub fn open(settings: &Database) -> Result<Self, Error> {
-        let options = PgConnectOptions::from_str(&settings.url)
-            .map_err(|_| Error::Refused {
+        // sqlx takes any scheme and then looks for a host by that name.
+        let scheme =
+            settings.url.starts_with("postgres://") || settings.url.starts_with("postgresql://");
+        let options = Some(&settings.url)
+            .filter(|_| scheme)
+            .and_then(|url| PgConnectOptions::from_str(url).ok())
+            .ok_or_else(|| Error::Refused {
                 message: "DATABASE_URL (or `database.url` in runner.toml) is not a PostgreSQL address such as postgres://user:password@host:5432/name".into(),
             })?
             .application_name("piecework")
             // The planner's estimates for the claim are far too high, and compiling it costs more than running it.
             .options([("jit", "off")]);
         let pool = PgPoolOptions::new()
-            // One more for LISTEN, which keeps its connection.
-            .max_connections(settings.connections + 1)
+            .max_connections(settings.connections)
             .acquire_timeout(settings.connect_timeout.0)
             // A ping before each use would double the round trips; a dead connection fails its call, which is tried again.
             .test_before_acquire(false)
-            .connect_lazy_with(options);
+            .connect_lazy_with(options.clone());
         Ok(Self {
             pool,
+            options,
             call_timeout: settings.call_timeout.0,
         })
     }

@@ -64,7 +64,7 @@ impl Scratch {
 }
 
 #[expect(
-    clippy::disallowed_types,
+    clippy::disallowed_methods,
     reason = "a database's name cannot be a parameter; this one is made above"
 )]
 async fn command(server: &PgConnectOptions, text: &str) -> Result<(), Error> {

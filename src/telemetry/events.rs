@@ -83,7 +83,7 @@ impl Events {
         self.sender.subscribe()
     }
 
-    /// Counts and tells; `event` is made only when somebody listens.
+    /// Tells whoever listens; `event` is made only when somebody listens.
     pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
         if self.sender.receiver_count() > 0 {
             // Nobody listens any more: nothing is lost.

@@ -1,1 +1,23 @@
-//! x
+//! The one test binary. A file for each behaviour; tests named `process_…` start the program itself as a process.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "helpers of tests may fail loudly, and say why they skip"
+)]
+
+mod support;
+
+mod claim;
+mod cli;
+mod dev;
+mod enqueue;
+mod fence;
+mod layers;
+mod lease;
+mod limits;
+mod plugins_folder;
+mod recovery;
+mod runner_toml;
+mod runs;
+mod sql;
+mod tidy;

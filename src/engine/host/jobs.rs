@@ -90,7 +90,7 @@ fn check_time(text: &str) -> Result<(), String> {
             .filter(|at| text.is_char_boundary(*at))
         {
             Some(at) => {
-                let offset = text[at..].as_bytes();
+                let offset = &text.as_bytes()[at..];
                 let digit = |at: usize, most: u8| offset[at].is_ascii_digit() && offset[at] <= most;
                 let fits = matches!(offset[0], b'+' | b'-')
                     && digit(1, b'1')
@@ -106,11 +106,11 @@ fn check_time(text: &str) -> Result<(), String> {
     let whole = format!("{stem}Z");
     if zone
         && humantime::parse_rfc3339(&whole).is_ok()
-        && year.is_some_and(|year| (2000..2199).contains(&year))
+        && year.is_some_and(|year| (2001..2199).contains(&year))
     {
         return Ok(());
     }
-    Err("`due-at` is not an RFC 3339 time such as 2030-01-31T08:00:00Z between the years 2000 and 2198".into())
+    Err("`due-at` is not an RFC 3339 time such as 2030-01-31T08:00:00Z between the years 2001 and 2198".into())
 }
 
 #[cfg(test)]
@@ -135,6 +135,7 @@ mod tests {
             "2030-01-31T08:00:00",
             "infinity",
             "1999-01-31T08:00:00Z",
+            "2000-01-01T00:00:00Z",
             "9999-01-31T08:00:00Z",
             "2030-01-31T08:00:00+19:00",
             "äöüäöü",

@@ -1,5 +1,5 @@
--- Writes what attempts came to, many at once. Returns the ids that were written: an id that is missing was stale (its claim
--- is not the row's any more) and nothing of it was written.
+-- Writes what attempts came to, many at once. Returns what was written: a pair that is missing was stale (its claim is not
+-- the row's any more) and nothing of it was written.
 --   $1 bigint[] id  $2 bigint[] claim  $3 text[] verdict: 'done', 'failed', or 'again' (pending after $4)
 --   $4 float8[] delay in seconds  $5 boolean[] give the attempt back  $6 text[] result, JSON
 --   $7 text[] failure class  $8 text[] error text  $9 text[] captured output  $10 bytea[] plugin digest
@@ -15,7 +15,7 @@ with f as (
 gone as (
   delete from piecework.job j using f
   where j.id = any ($1::bigint[]) and j.id = f.id and j.claim = f.claim and f.verdict <> 'again'
-  returning j.id, j.job_type, j.priority, j.due_at, j.attempt, j.max_attempts, j.unique_key, j.ordering_key, j.enqueued_at,
+  returning j.id, j.claim, j.job_type, j.priority, j.due_at, j.attempt, j.max_attempts, j.unique_key, j.ordering_key, j.enqueued_at,
             j.started_at, j.payload, j.parent, j.root, j.runner, j.attempts, j.progress, j.trace_context,
             f.verdict, f.result, f.failure, f.error, f.output, f.plugin, f.run_us, f.cpu_us, f.fuel, f.peak_memory
 ),
@@ -23,10 +23,10 @@ kept as (
   insert into piecework.job_history (
     id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
     payload, result, parent, root, failure, last_error, runner, plugin, run_us, cpu_us, fuel, peak_memory,
-    attempts, output, progress, trace_context)
+    attempts, output, progress, trace_context, claim)
   select id, job_type, verdict::piecework.job_state, priority, due_at, attempt, max_attempts, unique_key, ordering_key,
          enqueued_at, started_at, payload, result::jsonb, parent, root, failure, error, runner, plugin, run_us, cpu_us,
-         fuel, peak_memory, attempts, output, progress, trace_context
+         fuel, peak_memory, attempts, output, progress, trace_context, claim
   from gone
 ),
 again as (
@@ -44,8 +44,8 @@ again as (
              'fuel', f.fuel, 'peak_memory', f.peak_memory))
   from f
   where j.id = any ($1::bigint[]) and j.id = f.id and j.claim = f.claim and f.verdict = 'again'
-  returning j.id
+  returning f.id, f.claim
 )
-select id from gone
+select id, claim from gone
 union all
-select id from again
+select id, claim from again

@@ -3,7 +3,7 @@
 -- Returns each job and whether it failed.
 with lost as materialized (
   select j.id, j.attempt >= j.max_attempts as spent,
-         case when r.state = 'live' then 'the attempt outlived its deadline'
+         case when r.state in ('live', 'stopping') then 'the attempt outlived its deadline'
               else format('the runner that ran it is gone (%s)', coalesce(r.name, 'runner ' || j.runner)) end as error
   from piecework.job j
   left join piecework.runner r on r.id = j.runner

@@ -37,6 +37,13 @@ pub enum Request {
         /// Fails while the attempt is no higher than this; always when not given.
         until: Option<u32>,
     },
+    /// Says in the log who it is, as if it called a service, naps, and fails while the attempt is no higher than `until`.
+    Call {
+        #[serde(default)]
+        ms: u64,
+        #[serde(default)]
+        until: u32,
+    },
     Boom {
         text: String,
     },

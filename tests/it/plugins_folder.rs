@@ -1,0 +1,146 @@
+//! What is loaded from a folder, and what is not. The folder is looked at by hand here: no waiting, no clock.
+
+use std::fs;
+
+use piecework::config::{self, Config};
+use piecework::engine::Engine;
+use piecework::job::JobType;
+use piecework::plugins::{FileState, Folder, Registry};
+
+use super::support::guests;
+
+struct Bed {
+    files: guests::Folder,
+    engine: Engine,
+    config: Config,
+    registry: Registry,
+    folder: Folder,
+}
+
+impl Bed {
+    fn new(guests: &[(&str, &str)]) -> Self {
+        let files = guests::Folder::with(guests);
+        let mut bed = Self {
+            engine: Engine::new(&config::Engine::default(), 1).unwrap(),
+            config: Config::default(),
+            registry: Registry::default(),
+            folder: Folder::open(files.path()).unwrap(),
+            files,
+        };
+        assert!(bed.scan());
+        bed
+    }
+
+    fn scan(&mut self) -> bool {
+        self.folder
+            .scan(&self.engine, &self.config, &self.registry)
+            .unwrap()
+    }
+
+    /// Twice: what changed is taken once it has stayed the same.
+    fn settle(&mut self) {
+        self.scan();
+        self.scan();
+    }
+
+    fn version(&self, job_type: &str) -> Option<String> {
+        Some(
+            self.registry
+                .find(&JobType::from(job_type))?
+                .handler
+                .version(),
+        )
+    }
+
+    fn state(&self, name: &str) -> FileState {
+        self.folder
+            .states(&self.config)
+            .into_iter()
+            .find(|state| state.file.file_stem().is_some_and(|stem| stem == name))
+            .unwrap()
+    }
+}
+
+#[test]
+fn a_broken_file_never_displaces_the_version_that_serves() {
+    let mut bed = Bed::new(&[("mail", "noop")]);
+    let before = bed.version("mail").unwrap();
+    bed.files.put("mail", b"\0asm\x01\0\0\0");
+    bed.settle();
+    assert_eq!(bed.version("mail").unwrap(), before);
+    assert_eq!(bed.state("mail").state, "refused");
+    assert!(bed.state("mail").reason.unwrap().contains("core module"));
+    assert!(!bed.scan(), "nothing changed, nothing is said again");
+    bed.files.put("mail", &guests::bytes("flaky"));
+    bed.settle();
+    assert_ne!(bed.version("mail").unwrap(), before);
+    assert_eq!(bed.state("mail").state, "serving");
+}
+
+#[test]
+fn a_file_that_is_still_being_written_waits() {
+    let mut bed = Bed::new(&[]);
+    let whole = guests::bytes("noop");
+    let path = bed.files.path().join("slow.wasm");
+    for end in [100, 500, whole.len()] {
+        fs::write(&path, &whole[..end]).unwrap();
+        bed.scan();
+        assert_eq!(bed.version("slow"), None);
+    }
+    bed.scan();
+    assert!(bed.version("slow").is_some());
+}
+
+#[test]
+fn a_deleted_plugin_serves_no_more_and_a_running_attempt_keeps_it() {
+    let mut bed = Bed::new(&[("mail", "noop")]);
+    let held = bed.registry.find(&JobType::from("mail")).unwrap();
+    fs::remove_file(bed.files.path().join("mail.wasm")).unwrap();
+    assert!(bed.scan());
+    assert!(bed.registry.find(&JobType::from("mail")).is_none());
+    assert_eq!(held.name, "mail");
+}
+
+#[test]
+fn two_files_for_one_job_type_are_both_named_and_the_incumbent_stays() {
+    let mut bed = Bed::new(&[("a", "noop")]);
+    bed.config.plugins.insert(
+        "b".into(),
+        config::PluginSettings {
+            job_types: Some(vec!["a".into()]),
+            ..Default::default()
+        },
+    );
+    bed.files.put("b", &guests::bytes("flaky"));
+    let before = bed.version("a");
+    bed.settle();
+    assert_eq!(bed.version("a"), before);
+    for name in ["a", "b"] {
+        let state = bed.state(name);
+        assert_eq!(state.state, "conflicting");
+        assert!(state.reason.unwrap().contains("a, b"));
+    }
+    // From the start neither serves, whatever the order of the folder.
+    let registry = Registry::default();
+    Folder::open(bed.files.path())
+        .unwrap()
+        .scan(&bed.engine, &bed.config, &registry)
+        .unwrap();
+    assert!(registry.job_types().is_empty());
+}
+
+#[test]
+fn hidden_and_other_files_are_no_plugins_and_a_link_is_followed() {
+    let mut bed = Bed::new(&[]);
+    fs::write(bed.files.path().join(".hidden.wasm"), guests::bytes("noop")).unwrap();
+    fs::write(bed.files.path().join("notes.txt"), "no plugin").unwrap();
+    fs::create_dir_all(bed.files.path().join("..v1")).unwrap();
+    fs::write(
+        bed.files.path().join("..v1/linked.wasm"),
+        guests::bytes("noop"),
+    )
+    .unwrap();
+    std::os::unix::fs::symlink("..v1/linked.wasm", bed.files.path().join("linked.wasm")).unwrap();
+    bed.settle();
+    assert_eq!(bed.registry.job_types(), [JobType::from("linked")]);
+}
