@@ -117,8 +117,8 @@ impl Config {
                 "`database.call_timeout` is {call:?}, together with `runner.beat` ({beat:?}) it must fit into `runner.lease` ({lease:?})"
             ));
         }
-        if self.database.connections < 2 {
-            return Err("`database.connections` must be 2 or more".into());
+        if self.database.connections < 3 {
+            return Err("`database.connections` must be 3 or more: two for claims and results, one for the lease and all else".into());
         }
         // Enqueue leaves the runners asleep for jobs that are due in 10 s or later; polls are jittered by a fifth.
         if runner.poll.0 > Duration::from_secs(8) {

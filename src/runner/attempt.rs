@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Shared;
 use crate::engine::{Progress, Stop, StopReason};
-use crate::job::{Claimed, Disposition, Failure, FailureClass, JobType, Outcome, Usage};
+use crate::job::{Claimed, Disposition, Failure, FailureClass, Outcome, Usage};
 use crate::plugins::Plugin;
 use crate::store::{Finish, Verdict};
 use crate::telemetry::Event;
@@ -13,8 +13,6 @@ use crate::telemetry::Event;
 /// An attempt that ended.
 #[derive(Debug)]
 pub(super) struct Ended {
-    pub(super) job_type: JobType,
-    pub(super) attempt: u32,
     /// `None`: its claim is void, there is nothing to write.
     pub(super) finish: Option<Finish>,
 }
@@ -46,11 +44,7 @@ pub(super) async fn run(
         .await;
     let finish =
         (stop.reason() != Some(StopReason::LeaseLost)).then(|| conclude(&plugin, &job, outcome));
-    Ended {
-        job_type: job.job_type,
-        attempt: job.attempt,
-        finish,
-    }
+    Ended { finish }
 }
 
 /// A task that panicked: the host's fault, so the attempt is given back.
@@ -64,6 +58,28 @@ pub(super) fn panicked(job: &Claimed) -> Finish {
         job,
         [0; 32],
         verdict(None, job, &failure),
+        Some(&failure),
+        Vec::new(),
+        Usage::default(),
+        None,
+    )
+}
+
+/// A job that was claimed and cannot be started: given back as if it had never been.
+pub(super) fn give_back(job: &Claimed) -> Finish {
+    let verdict = Verdict::Again {
+        delay: std::time::Duration::ZERO,
+        refund: true,
+    };
+    let failure = Failure::new(
+        FailureClass::HandedBack,
+        "the runner could not start it any more",
+        Disposition::Refund(std::time::Duration::ZERO),
+    );
+    finish(
+        job,
+        [0; 32],
+        verdict,
         Some(&failure),
         Vec::new(),
         Usage::default(),

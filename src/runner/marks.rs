@@ -12,15 +12,15 @@ use crate::job::{Claimed, JobType, Priority, Timestamp};
 
 /// A claim without marks that cost less than this is worth making every time.
 const CHEAP: Duration = Duration::from_millis(2);
-/// What one claimed job adds to the cost of any claim.
-const PER_JOB: Duration = Duration::from_micros(40);
+/// What one job, claimed or written in the same round, adds to its cost.
+const PER_JOB: Duration = Duration::from_micros(60);
 /// When they are dear, one claim in this many goes without marks.
 const SHARE: u32 = 20;
 
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     places: HashMap<(JobType, Priority), (Timestamp, i64)>,
-    /// What the last claim without marks cost, the jobs it claimed aside.
+    /// What the last claim without marks cost, the jobs of its round aside.
     cost: Duration,
     since: u32,
 }
@@ -40,9 +40,15 @@ impl Marks {
     }
 
     /// Learns from a claim.
-    pub(super) fn learn(&mut self, claimed: &[Claimed], took: Duration, at_all: bool) {
+    pub(super) fn learn(
+        &mut self,
+        claimed: &[Claimed],
+        written: usize,
+        took: Duration,
+        at_all: bool,
+    ) {
         if at_all {
-            let jobs = u32::try_from(claimed.len()).unwrap_or(u32::MAX);
+            let jobs = u32::try_from(claimed.len() + written).unwrap_or(u32::MAX);
             self.cost = took.saturating_sub(PER_JOB.saturating_mul(jobs));
             self.since = 0;
         } else {
@@ -66,16 +72,16 @@ mod tests {
     fn dear_claims_without_marks_keep_their_share() {
         let mut marks = Marks::default();
         assert!(marks.look_at_all(false));
-        marks.learn(&[], Duration::from_millis(30), true);
+        marks.learn(&[], 0, Duration::from_millis(30), true);
         let mut full = 0;
         for _ in 0..200 {
             let at_all = marks.look_at_all(false);
             full += u32::from(at_all);
-            marks.learn(&[], Duration::from_millis(30), at_all);
+            marks.learn(&[], 0, Duration::from_millis(30), at_all);
         }
         assert_eq!(full, 10);
         assert!(marks.look_at_all(true), "nothing else to do");
-        marks.learn(&[], Duration::from_millis(1), true);
+        marks.learn(&[], 0, Duration::from_millis(1), true);
         assert!(marks.look_at_all(false), "cheap again");
     }
 }

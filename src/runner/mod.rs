@@ -26,11 +26,13 @@ use crate::plugins::{FileState, Folder, Registry};
 use crate::store::Store;
 use crate::telemetry::Events;
 
+mod appetite;
 mod attempt;
 mod chores;
 mod dispatch;
 mod lease;
 mod marks;
+mod round;
 mod slots;
 
 /// What is left for the last writes after the grace of a stop is over.

@@ -82,7 +82,7 @@ impl Store {
         let limit = link.limit;
         let work = within(
             limit,
-            super::claim::plan(link.connection(), demand, generic),
+            super::round::plan(link.connection(), demand, generic),
         )
         .await;
         link.settle(work)

@@ -6,6 +6,7 @@
 //! So no other code takes a connection from this pool, and there is no bare `timeout(execute(&pool))`.
 
 use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -13,8 +14,37 @@ use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
 
 use super::{Error, Store};
 
+/// Connections that the rounds of a runner keep between two uses: the pool's way back costs a round trip each time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hot(Arc<Mutex<Vec<PoolConnection<Postgres>>>>);
+
+/// Rounds under way at once.
+const HOT: usize = 2;
+
+impl Hot {
+    fn take(&self) -> Option<PoolConnection<Postgres>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn keep(&self, connection: PoolConnection<Postgres>) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < HOT {
+            kept.push(connection);
+        }
+    }
+
+    /// Lets the pool have them.
+    pub(super) fn clear(&self) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+}
+
 /// A connection on loan; detached when dropped before [`settle`](Self::settle).
 pub(super) struct Link {
+    hot: Hot,
     connection: Option<PoolConnection<Postgres>>,
     /// Longest that the work may take.
     pub(super) limit: Duration,
@@ -32,15 +62,28 @@ impl Store {
             }
             error.into()
         })?;
-        Ok(Link {
+        Ok(self.lend(connection))
+    }
+
+    /// Borrows one of the connections that are kept for rounds.
+    pub(super) async fn hot_link(&self) -> Result<Link, Error> {
+        match self.hot.take() {
+            Some(connection) => Ok(self.lend(connection)),
+            None => self.link().await,
+        }
+    }
+
+    fn lend(&self, connection: PoolConnection<Postgres>) -> Link {
+        Link {
+            hot: self.hot.clone(),
             connection: Some(connection),
             limit: self.call_timeout,
-        })
+        }
     }
 }
 
 /// A statement with its arguments.
-type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 /// The usual calls: one statement, one answer.
 impl Store {
@@ -79,6 +122,19 @@ impl Link {
         self.connection
             .as_mut()
             .expect("a link holds its connection until it is settled")
+    }
+
+    /// Keeps the connection for the next round after `work`, whose result this passes on.
+    pub(super) fn settle_hot<T>(
+        mut self,
+        work: Result<Result<T, sqlx::Error>, tokio::time::error::Elapsed>,
+    ) -> Result<T, Error> {
+        if matches!(work, Ok(Ok(_)))
+            && let Some(connection) = self.connection.take()
+        {
+            self.hot.keep(connection);
+        }
+        self.settle(work)
     }
 
     /// Gives the connection back after `work`, whose result this passes on.

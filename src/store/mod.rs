@@ -18,17 +18,19 @@ mod link;
 mod listen;
 mod migrate;
 mod query;
+mod round;
 mod rows;
 mod scratch;
 
 pub use bench::Counters;
 pub use claim::{Demand, Pick};
 pub use enqueue::NewJob;
-pub use finish::{Cycle, Finish, Verdict};
+pub use finish::{Finish, Verdict};
 pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;
 pub use query::{JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
+pub use round::Cycle;
 pub use scratch::Scratch;
 
 /// What a call to the database came to, where the caller can tell the difference.
@@ -107,6 +109,7 @@ pub struct Store {
     pool: PgPool,
     /// For LISTEN, whose connection is its own.
     options: PgConnectOptions,
+    hot: link::Hot,
     call_timeout: Duration,
 }
 
@@ -127,7 +130,9 @@ impl Store {
             })?
             .application_name("piecework")
             // The planner's estimates for the claim are far too high, and compiling it costs more than running it.
-            .options([("jit", "off")]);
+            // Each statement is written so that the plan that knows no arguments is the right one; planning a round anew
+            // takes as long as running it.
+            .options([("jit", "off"), ("plan_cache_mode", "force_generic_plan")]);
         let pool = PgPoolOptions::new()
             .max_connections(settings.connections)
             .acquire_timeout(settings.connect_timeout.0)
@@ -137,12 +142,14 @@ impl Store {
         Ok(Self {
             pool,
             options,
+            hot: link::Hot::default(),
             call_timeout: settings.call_timeout.0,
         })
     }
 
     /// Closes all connections; waits at most a second for those in use.
     pub async fn close(&self) {
+        self.hot.clear();
         // What is still in use then is dropped with the process; nothing is lost, every statement stands for itself.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.pool.close()).await;
     }

@@ -81,7 +81,7 @@ async fn a_stale_finish_changes_nothing() {
         let mut late = finish(&job, verdict);
         late.claim = ClaimToken(job.claim.0 + 1);
         late.follow_ups = vec![follow_up(&job)];
-        let cycle = db.store.cycle(&[late], None).await.unwrap();
+        let cycle = db.store.round(&[late], None).await.unwrap();
         assert_eq!(cycle.stale, [(id, ClaimToken(job.claim.0 + 1))]);
     }
     let row = "select count(*) from piecework.job where state = 'running' and attempt = 1 and last_error is null and attempts is null";
@@ -98,14 +98,14 @@ async fn a_stale_finish_changes_nothing() {
     );
     assert!(
         db.store
-            .cycle(std::slice::from_ref(&good), None)
+            .round(std::slice::from_ref(&good), None)
             .await
             .unwrap()
             .stale
             .is_empty()
     );
     assert_eq!(
-        db.store.cycle(&[good], None).await.unwrap().stale,
+        db.store.round(&[good], None).await.unwrap().stale,
         [(id, job.claim)]
     );
     // A runner that had lost the answer can tell.
@@ -158,7 +158,7 @@ async fn follow_ups_come_with_the_success_and_only_then() {
     failed.follow_ups = vec![follow_up(&jobs[1])];
     let cycle = db
         .store
-        .cycle(&[done, failed], Some(&demand(runner, &[("a", 2)], 2)))
+        .round(&[done, failed], Some(&demand(runner, &[("a", 2)], 2)))
         .await
         .unwrap();
     assert!(cycle.stale.is_empty() && cycle.claimed.is_empty());
@@ -202,7 +202,7 @@ async fn a_result_that_cannot_be_stored_fails_its_own_job_and_no_other() {
         .collect();
     assert!(
         db.store
-            .cycle(&finishes, None)
+            .round(&finishes, None)
             .await
             .unwrap()
             .stale
@@ -241,7 +241,7 @@ async fn a_retry_carries_its_history_and_lies_ahead_of_every_mark() {
             .remove(0);
         assert_eq!(job.attempt, attempt);
         db.store
-            .cycle(
+            .round(
                 &[finish(
                     &job,
                     Verdict::Again {
@@ -293,7 +293,7 @@ async fn a_retry_carries_its_history_and_lies_ahead_of_every_mark() {
         .unwrap()
         .remove(0);
     db.store
-        .cycle(
+        .round(
             &[finish(
                 &job,
                 Verdict::Again {
@@ -391,7 +391,7 @@ async fn a_runner_that_was_declared_dead_cannot_renew_and_its_jobs_are_taken_bac
         .iter()
         .map(|job| finish(job, Verdict::Done(None)))
         .collect();
-    assert_eq!(db.store.cycle(&late, None).await.unwrap().stale.len(), 2);
+    assert_eq!(db.store.round(&late, None).await.unwrap().stale.len(), 2);
     // And so is its progress.
     assert_eq!(
         db.store
@@ -499,7 +499,7 @@ async fn history_goes_into_day_partitions_and_never_for_want_of_one_astray() {
         .unwrap()
         .remove(0);
     db.store
-        .cycle(&[finish(&job, Verdict::Done(None))], None)
+        .round(&[finish(&job, Verdict::Done(None))], None)
         .await
         .unwrap();
     assert_eq!(

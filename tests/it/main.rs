@@ -8,16 +8,20 @@
 mod support;
 
 mod claim;
+mod claims;
 mod cli;
 mod dev;
 mod enqueue;
 mod fence;
+mod keys;
 mod layers;
 mod lease;
 mod limits;
+mod migrations;
 mod plugins_folder;
 mod recovery;
 mod runner_toml;
 mod runs;
 mod sql;
+mod stop;
 mod tidy;

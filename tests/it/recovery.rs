@@ -195,7 +195,7 @@ async fn process_o_06_a_job_that_kills_its_host_is_given_up_and_its_neighbours_a
     );
     assert!(reason.ends_with("no attempt is left"), "{reason}");
     assert_eq!(
-        db.number("select max(attempt) from piecework.job_history where state = 'failed'")
+        db.number("select max(attempt)::bigint from piecework.job_history where state = 'failed'")
             .await,
         3
     );
@@ -213,7 +213,7 @@ async fn process_o_06_a_job_that_kills_its_host_is_given_up_and_its_neighbours_a
     assert_eq!(db.number(wrong).await, 0);
     // Three shared the host each time, at most.
     let punished = db
-        .number("select sum(attempt - 1) from piecework.job_history where state = 'done'")
+        .number("select sum(attempt - 1)::bigint from piecework.job_history where state = 'done'")
         .await;
     assert!((1..=9).contains(&punished), "{punished}");
     db.drop().await;

@@ -57,9 +57,9 @@ fn every_statement_is_used_exactly_once() {
     {
         let name = entry.file_name().into_string().unwrap();
         let uses = sources.matches(&format!("sql/{name}\"")).count();
-        // The claim is explained too, the version asked twice.
+        // The round is explained too, the version asked twice.
         let expected =
-            if ["claim.sql", "schema_version.sql", "enqueue_many.sql"].contains(&name.as_str()) {
+            if ["round.sql", "schema_version.sql", "enqueue_many.sql"].contains(&name.as_str()) {
                 2
             } else {
                 1

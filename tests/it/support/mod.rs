@@ -3,6 +3,7 @@
 pub(crate) mod db;
 pub(crate) mod guests;
 pub(crate) mod process;
+pub(crate) mod relay;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -1,0 +1,260 @@
+//! One round of a runner: outcomes written many at once and fenced, and due jobs claimed, in one statement.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::{Connection, Row};
+
+use super::claim::Demand;
+use super::finish::{Finish, Verdict};
+use super::link::{Query, within};
+use super::{Error, Store, rows};
+use crate::job::{ClaimToken, Claimed, FailureClass, FollowUp, JobId};
+
+/// What one round of writing and claiming came to.
+#[derive(Debug, Default)]
+pub struct Cycle {
+    /// The finishes that were stale: their claim was not the row's any more, and nothing of them was written.
+    pub stale: Vec<(JobId, ClaimToken)>,
+    /// The jobs to start, in this order.
+    pub claimed: Vec<Claimed>,
+    /// What the round took.
+    pub took: Duration,
+}
+
+impl Store {
+    /// Writes `finishes` and claims by `demand`. Either may be empty.
+    ///
+    /// Data that the database refuses (a result that no check foresaw) never strands the others: the finish it belongs to
+    /// is written as a failure instead.
+    ///
+    /// # Errors
+    /// As every call to the database. The call may be repeated: should only its answer have been lost, what it wrote comes
+    /// back as stale ([`written_before`](Self::written_before) tells it apart), and what it claimed is found by
+    /// [`release_strays`](Self::release_strays).
+    pub async fn round(
+        &self,
+        finishes: &[Finish],
+        demand: Option<&Demand>,
+    ) -> Result<Cycle, Error> {
+        match self.try_round(finishes, demand).await {
+            Err(Error::Refused { message }) if !finishes.is_empty() => {
+                let stale = self.salvage(finishes, &message).await?;
+                let cycle = self.try_round(&[], demand).await?;
+                Ok(Cycle { stale, ..cycle })
+            }
+            answer => answer,
+        }
+    }
+
+    async fn try_round(
+        &self,
+        finishes: &[Finish],
+        demand: Option<&Demand>,
+    ) -> Result<Cycle, Error> {
+        let mut link = self.hot_link().await?;
+        let limit = link.limit;
+        let work = within(limit, write(link.connection(), finishes, demand)).await;
+        link.settle_hot(work)
+    }
+
+    /// Finds the finishes that the database refuses, by halves, and writes them as failures. Returns the stale ones.
+    async fn salvage(
+        &self,
+        finishes: &[Finish],
+        message: &str,
+    ) -> Result<Vec<(JobId, ClaimToken)>, Error> {
+        if let [finish] = finishes {
+            let spoiled = Finish {
+                verdict: Verdict::Failed,
+                failure: Some((
+                    FailureClass::BadResult,
+                    format!("the outcome cannot be stored: {message}"),
+                )),
+                follow_ups: Vec::new(),
+                output: None,
+                ..finish.clone()
+            };
+            return Ok(self.try_round(&[spoiled], None).await?.stale);
+        }
+        let (left, right) = finishes.split_at(finishes.len() / 2);
+        let mut stale = Box::pin(self.round(left, None)).await?.stale;
+        stale.extend(Box::pin(self.round(right, None)).await?.stale);
+        Ok(stale)
+    }
+}
+
+async fn write(
+    connection: &mut PgConnection,
+    finishes: &[Finish],
+    demand: Option<&Demand>,
+) -> Result<Cycle, sqlx::Error> {
+    let begun = Instant::now();
+    let text = include_str!("sql/round.sql");
+    let mut cycle = if finishes.iter().all(|finish| finish.follow_ups.is_empty()) {
+        let rows = bind(text, finishes, demand).fetch_all(connection).await?;
+        answer(finishes, &rows)?
+    } else {
+        let mut transaction = connection.begin().await?;
+        let rows = bind(text, finishes, demand)
+            .fetch_all(&mut *transaction)
+            .await?;
+        let cycle = answer(finishes, &rows)?;
+        enqueue_follow_ups(&mut transaction, finishes, &cycle.stale).await?;
+        transaction.commit().await?;
+        cycle
+    };
+    cycle.took = begun.elapsed();
+    Ok(cycle)
+}
+
+/// Enqueues what the attempts that were written as done had asked for.
+async fn enqueue_follow_ups(
+    connection: &mut PgConnection,
+    finishes: &[Finish],
+    stale: &[(JobId, ClaimToken)],
+) -> Result<(), sqlx::Error> {
+    let jobs: Vec<&FollowUp> = finishes
+        .iter()
+        .filter(|finish| matches!(finish.verdict, Verdict::Done(_)))
+        .filter(|finish| !stale.contains(&(finish.id, finish.claim)))
+        .flat_map(|finish| &finish.follow_ups)
+        .collect();
+    if !jobs.is_empty() {
+        let jobs =
+            serde_json::to_string(&jobs).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        sqlx::query(include_str!("sql/enqueue_many.sql"))
+            .bind(jobs)
+            .fetch_all(connection)
+            .await?;
+    }
+    Ok(())
+}
+
+fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
+    let (mut written, mut claimed) = (HashSet::new(), Vec::new());
+    for row in rows {
+        if row.try_get("claimed")? {
+            claimed.push(rows::claimed(row)?);
+        } else {
+            written.insert(pair(row)?);
+        }
+    }
+    // RETURNING has no order of its own.
+    claimed.sort_unstable_by_key(|job| (job.priority, job.due_at, job.id));
+    let attempts = finishes.iter().map(|finish| (finish.id, finish.claim));
+    let stale = attempts
+        .filter(|attempt| !written.contains(attempt))
+        .collect();
+    Ok(Cycle {
+        stale,
+        claimed,
+        took: Duration::ZERO,
+    })
+}
+
+/// The plan of a round, in a transaction that takes its setting back.
+pub(super) async fn plan(
+    connection: &mut PgConnection,
+    demand: &Demand,
+    generic: bool,
+) -> Result<Vec<String>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    let mode = if generic {
+        "force_generic_plan"
+    } else {
+        "force_custom_plan"
+    };
+    sqlx::query("select set_config('plan_cache_mode', $1, true)")
+        .bind(mode)
+        .execute(&mut *transaction)
+        .await?;
+    let text = concat!("explain (costs off) ", include_str!("sql/round.sql"));
+    let rows = bind(text, &[], Some(demand))
+        .fetch_all(&mut *transaction)
+        .await?;
+    transaction.rollback().await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// The arguments of `round.sql`, in its order.
+fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Demand>) -> Query<'q> {
+    fn column<'q, T>(finishes: &'q [Finish], value: impl Fn(&'q Finish) -> T) -> Vec<T> {
+        finishes.iter().map(value).collect()
+    }
+    let again = |finish: &Finish| match finish.verdict {
+        Verdict::Again { delay, refund } => (delay.as_secs_f64(), refund),
+        Verdict::Done(_) | Verdict::Failed => (0.0, false),
+    };
+    let picks = demand.map_or(&[][..], |demand| &demand.picks);
+    let mut deadlines = serde_json::Map::new();
+    for (job_type, limit) in demand.iter().flat_map(|demand| &demand.deadlines) {
+        deadlines.insert(job_type.as_str().to_owned(), limit.as_secs_f64().into());
+    }
+    sqlx::query(text)
+        .bind(column(finishes, |finish| finish.id.0))
+        .bind(column(finishes, |finish| finish.claim.0))
+        .bind(column(finishes, |finish| match finish.verdict {
+            Verdict::Done(_) => "done",
+            Verdict::Failed => "failed",
+            Verdict::Again { .. } => "again",
+        }))
+        .bind(column(finishes, |finish| again(finish).0))
+        .bind(column(finishes, |finish| again(finish).1))
+        .bind(column(finishes, |finish| match &finish.verdict {
+            Verdict::Done(result) => result.as_deref(),
+            Verdict::Failed | Verdict::Again { .. } => None,
+        }))
+        .bind(column(finishes, |finish| {
+            finish.failure.as_ref().map(|(class, _)| class.as_str())
+        }))
+        .bind(column(finishes, |finish| {
+            finish.failure.as_ref().map(|(_, text)| text.as_str())
+        }))
+        .bind(column(finishes, |finish| finish.output.as_deref()))
+        .bind(column(finishes, |finish| finish.plugin.as_slice()))
+        .bind(column(finishes, |finish| {
+            whole(finish.usage.run.as_micros())
+        }))
+        .bind(column(finishes, |finish| {
+            whole(finish.usage.cpu.as_micros())
+        }))
+        .bind(column(finishes, |finish| {
+            finish.usage.fuel.map(|fuel| whole(fuel.into()))
+        }))
+        .bind(column(finishes, |finish| {
+            whole(finish.usage.peak_memory.into())
+        }))
+        .bind(
+            picks
+                .iter()
+                .map(|pick| pick.job_type.as_str())
+                .collect::<Vec<_>>(),
+        )
+        .bind(picks.iter().map(|pick| pick.priority.0).collect::<Vec<_>>())
+        .bind(
+            picks
+                .iter()
+                .map(|pick| count(pick.want))
+                .collect::<Vec<_>>(),
+        )
+        .bind(picks.iter().map(|pick| pick.mark.0).collect::<Vec<_>>())
+        .bind(picks.iter().map(|pick| pick.mark.1).collect::<Vec<_>>())
+        .bind(serde_json::Value::Object(deadlines).to_string())
+        .bind(count(demand.map_or(0, |demand| demand.total)))
+        .bind(demand.map_or(0, |demand| demand.runner.0))
+}
+
+/// What fences an attempt, from a row.
+pub(super) fn pair(row: &PgRow) -> Result<(JobId, ClaimToken), sqlx::Error> {
+    Ok((JobId(row.try_get("id")?), ClaimToken(row.try_get("claim")?)))
+}
+
+fn count(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn whole(number: u128) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

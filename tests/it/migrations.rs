@@ -1,0 +1,97 @@
+//! Many hosts that start on an empty database: one migrates, the others wait and carry on.
+
+use piecework::store::Store;
+use rustix::process::Signal;
+use sqlx::Connection;
+
+use crate::support::db::Db;
+use crate::support::guests::Folder;
+use crate::support::process::Host;
+
+const HOSTS: usize = 10;
+// Ten pools of instances would only use up address space.
+const SETTINGS: &str = "[database]\nconnections = 2\n[engine]\npooling = false";
+const WAITING: &str = "another host migrates the database; waiting for it";
+
+/// Three rounds in place of twenty: each has the whole race in it.
+#[tokio::test]
+async fn process_o_27_ten_hosts_that_start_at_once_on_an_empty_database_all_work() {
+    for _ in 0..3 {
+        let db = Db::empty().await;
+        let plugins = Folder::with(&[("noop", "noop")]);
+        all_work(&db, start(&db, &plugins)).await;
+        db.drop().await;
+    }
+}
+
+/// The test itself holds the lock first, so that every host comes too late for it.
+#[tokio::test]
+async fn process_o_27_hosts_that_find_a_migration_under_way_say_so_and_wait() {
+    let db = Db::empty().await;
+    let plugins = Folder::with(&[("noop", "noop")]);
+    let mut holder = sqlx::PgConnection::connect(db.url()).await.unwrap();
+    // "piecewor" in ASCII, the migrator's lock.
+    let lock = 0x7069_6563_6577_6f72_i64;
+    sqlx::query("select pg_advisory_lock($1)")
+        .bind(lock)
+        .execute(&mut holder)
+        .await
+        .unwrap();
+    let hosts = start(&db, &plugins);
+    for host in &hosts {
+        host.says(WAITING).await;
+    }
+    assert_eq!(
+        db.number("select count(*) from pg_namespace where nspname = 'piecework'")
+            .await,
+        0
+    );
+    holder.close().await.unwrap();
+    all_work(&db, hosts).await;
+    db.drop().await;
+}
+
+fn start(db: &Db, plugins: &Folder) -> Vec<Host> {
+    (0..HOSTS)
+        .map(|_| Host::start_on(db.url(), plugins.path(), SETTINGS, &["--migrate"]))
+        .collect()
+}
+
+async fn all_work(db: &Db, mut hosts: Vec<Host>) {
+    for host in &hosts {
+        host.ready().await;
+    }
+    let one_row_each = "select count(*) from piecework.migration where version between 1 and
+        (select count(*) from piecework.migration)";
+    assert_eq!(
+        db.number(one_row_each).await,
+        i64::from(Store::known_version())
+    );
+    // A host that makes history partitions holds another lock of ours for a moment.
+    db.until(
+        0,
+        "select count(*) from pg_locks l join pg_database d on d.oid = l.database
+        where l.locktype = 'advisory' and d.datname = current_database()",
+    )
+    .await;
+    let migrated = |host: &Host| host.count("database migrated");
+    assert_eq!(
+        hosts.iter().map(migrated).sum::<usize>(),
+        1,
+        "by one of them"
+    );
+
+    db.enqueue_times(50, "noop", "{}").await;
+    db.until(
+        50,
+        "select count(*) from piecework.job_history where state = 'done'",
+    )
+    .await;
+    for host in &hosts {
+        host.signal(Signal::TERM);
+    }
+    for host in &mut hosts {
+        assert!(host.ended().await.success());
+        assert_eq!(host.count("runner registered"), 1);
+    }
+}
