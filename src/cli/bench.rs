@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use super::run::require_folder;
-use super::{Ending, Misuse, database_or_private, print, runtime};
+use super::{Ending, Misuse, block_on, database_or_private, print};
 use crate::config::{self, Config};
 use crate::job::{JobId, JobType, Priority, Timestamp};
 use crate::runner::Runner;
@@ -54,6 +54,9 @@ struct Drain {
     /// How many jobs
     #[arg(long, default_value_t = 20_000)]
     jobs: u32,
+    /// Hold a snapshot open meanwhile, as a forgotten transaction does: vacuum removes nothing
+    #[arg(long)]
+    pin: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -106,7 +109,7 @@ impl Bench {
             require_folder(&config)?;
         }
         let (settings, cluster) = database_or_private(&config)?;
-        let measured = runtime()?.block_on(async {
+        let measured = block_on(async {
             let scratch = Scratch::create(&settings.url).await?;
             let settings = config::Database {
                 url: scratch.url().to_owned(),
@@ -146,13 +149,23 @@ impl Drain {
         store.bench_vacuum().await?;
         settle_counters().await;
         let before = store.bench_counters().await?;
+        let pin = if self.pin {
+            Some(store.bench_pin().await?)
+        } else {
+            None
+        };
         let runner = Runner::start(config, store.clone()).await?;
         let begun = Instant::now();
         require_type(&runner, &self.common.job_type)?;
         let events = runner.events();
         let ended = || events.done.load(Ordering::Relaxed) + events.failed.load(Ordering::Relaxed);
+        // How long each tenth took: a claim that slows down with what was claimed before shows here.
+        let mut tenths = Vec::new();
         while ended() < u64::from(self.jobs) {
             tokio::time::sleep(Duration::from_millis(1)).await;
+            if ended() * 10 >= u64::from(self.jobs) * (tenths.len() as u64 + 1) {
+                tenths.push((begun.elapsed(), ended()));
+            }
             anyhow::ensure!(
                 begun.elapsed() < Duration::from_secs(600),
                 "{} of {} jobs were done after 10 minutes",
@@ -161,6 +174,16 @@ impl Drain {
             );
         }
         let took = begun.elapsed();
+        drop(pin);
+        let rate = |from: Option<&(Duration, u64)>, to: Option<&(Duration, u64)>| {
+            let (from, to) = (
+                from.copied().unwrap_or_default(),
+                to.copied().unwrap_or_default(),
+            );
+            float(i64::try_from(to.1 - from.1).unwrap_or(0)) / (to.0 - from.0).as_secs_f64()
+        };
+        let first = rate(None, tenths.first());
+        let last = rate(tenths.iter().rev().nth(1), tenths.last());
         let after = store.bench_counters().await?;
         let failed = events.failed.load(Ordering::Relaxed);
         settle_counters().await;
@@ -174,14 +197,15 @@ impl Drain {
         let wal_bytes_per_job = float(after.wal_bytes - before.wal_bytes) / jobs;
         if self.common.json {
             return print::json(&serde_json::json!({
-                "jobs": self.jobs, "failed": failed, "job_type": self.common.job_type, "slots": slots,
+                "jobs": self.jobs, "failed": failed, "job_type": self.common.job_type, "slots": slots, "pinned": self.pin,
+                "jobs_per_second_first_tenth": round(first), "jobs_per_second_last_tenth": round(last),
                 "jobs_per_second": round(jobs_per_second), "commits_per_job": commits_per_job, "wal_bytes_per_job": round(wal_bytes_per_job),
                 "enqueued_per_second": round(jobs / enqueued.as_secs_f64()), "postgres": after.version, "settings": after.settings,
             }));
         }
         print::line(&format!(
             "{} jobs of type {} drained in {:.2} s on {slots} slots, {failed} failed\n\
-             jobs/s          {jobs_per_second:.0}\n\
+             jobs/s          {jobs_per_second:.0} (first tenth {first:.0}, last tenth {last:.0})\n\
              commits a job   {commits_per_job:.4}\n\
              WAL a job       {wal_bytes_per_job:.0} bytes\n\
              enqueued/s      {:.0} (in arrays of 1,000)\n\

@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::run::{Overrides, require_folder};
-use super::{Ending, Misuse, database_or_private, print, runtime};
+use super::{Ending, Misuse, block_on, database_or_private, print};
 use crate::config::{self, Config, PluginSettings, Span};
 use crate::job::FailureClass;
 use crate::runner::Runner;
@@ -79,7 +79,7 @@ impl Demo {
         );
         self.say("starting a database")?;
         let (settings, cluster) = database_or_private(&config)?;
-        let ending = runtime()?.block_on(async {
+        let ending = block_on(async {
             let scratch = Scratch::create(&settings.url).await?;
             let settings = config::Database {
                 url: scratch.url().to_owned(),

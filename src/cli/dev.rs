@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::run::{Overrides, migrated, require_folder, serve};
-use super::{Ending, database_or_private, print, runtime};
+use super::{Ending, block_on, database_or_private, print};
 use crate::config::Config;
 
 /// Start a private PostgreSQL (unless a database is configured), migrate it, and run jobs
@@ -31,7 +31,7 @@ impl Dev {
             require_folder(&config)?;
         }
         let (settings, cluster) = database_or_private(&config)?;
-        let ending = runtime()?.block_on(async {
+        let ending = block_on(async {
             let store = migrated(&settings).await?;
             print::line(&format!("DATABASE_URL={}", settings.url))?;
             if self.database_only {

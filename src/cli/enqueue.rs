@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::value::RawValue;
 
-use super::{Ending, Misuse, database, open, print, runtime};
+use super::{Ending, Misuse, block_on, database, open, print};
 use crate::config::Config;
 use crate::job::{JobId, check_json};
 use crate::store::{Error, NewJob, Store};
@@ -52,7 +52,7 @@ impl Enqueue {
             priority: self.priority,
             max_attempts: self.max_attempts,
         };
-        runtime()?.block_on(async {
+        block_on(async {
             let store = open(&settings).await?;
             let id = store.enqueue(&job).await.map_err(|error| {
                 if let Error::Refused { message } = error {

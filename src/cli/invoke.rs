@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::value::RawValue;
 
 use super::enqueue::read_payload;
-use super::{Ending, Misuse, print, runtime};
+use super::{Ending, Misuse, block_on, print};
 use crate::config::Config;
 use crate::engine::{Engine, Progress, Stop};
 use crate::job::{ClaimToken, Claimed, FollowUp, JobId, JobType, Priority, Timestamp};
@@ -67,17 +67,12 @@ impl Invoke {
             parent: None,
         };
         let progress = Arc::new(Progress::default());
-        let outcome = runtime()?.block_on(async {
-            engine
-                .call(
-                    &handler,
-                    &job,
-                    &rules.limits,
-                    &Arc::new(Stop::default()),
-                    &progress,
-                )
-                .await
-        });
+        let stop = Arc::new(Stop::default());
+        let outcome = block_on(async {
+            Ok(engine
+                .call(&handler, &job, &rules.limits, &stop, &progress)
+                .await)
+        })?;
         let done = outcome.verdict.is_ok();
         let usage = outcome.usage;
         let failure = outcome.verdict.as_ref().err();

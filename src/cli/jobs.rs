@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{Ending, Misuse, database, open, print, runtime};
+use super::{Ending, Misuse, block_on, database, open, print};
 use crate::config::Config;
 use crate::job::JobId;
 use crate::store::Error;
@@ -50,57 +50,56 @@ struct Show {
 impl Jobs {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
         let settings = database(config)?;
-        runtime()?
-            .block_on(async {
-                let store = open(&settings).await?;
-                match self.command {
-                    Command::List(list) => {
-                        let jobs = store
-                            .jobs_list(list.state.as_deref(), list.job_type.as_deref(), list.limit)
-                            .await?;
-                        if list.json {
-                            print::json(&jobs)?;
-                            return Ok(Ending::Done);
-                        }
-                        let mut rows = vec![
-                            ["ID", "TYPE", "STATE", "ATTEMPT", "DUE", "ERROR"]
-                                .map(str::to_owned)
-                                .to_vec(),
-                        ];
-                        rows.extend(jobs.iter().map(|job| {
-                            vec![
-                                job.id.to_string(),
-                                print::short(&job.job_type, 30),
-                                job.state.clone(),
-                                format!("{}/{}", job.attempt, job.max_attempts),
-                                job.due_at.clone(),
-                                print::short(job.last_error.as_deref().unwrap_or_default(), 70),
-                            ]
-                        }));
-                        print::table(&rows)?;
+        block_on(async {
+            let store = open(&settings).await?;
+            match self.command {
+                Command::List(list) => {
+                    let jobs = store
+                        .jobs_list(list.state.as_deref(), list.job_type.as_deref(), list.limit)
+                        .await?;
+                    if list.json {
+                        print::json(&jobs)?;
+                        return Ok(Ending::Done);
                     }
-                    Command::Show(show) => {
-                        let Some(job) = store.job_show(JobId(show.id)).await? else {
-                            return Err(Misuse(format!(
-                                "there is no job {}: it never was, or the history has dropped it",
-                                show.id
-                            ))
-                            .into());
-                        };
-                        if show.json {
-                            print::line(&job)?;
-                        } else {
-                            print_job(&job)?;
-                        }
+                    let mut rows = vec![
+                        ["ID", "TYPE", "STATE", "ATTEMPT", "DUE", "ERROR"]
+                            .map(str::to_owned)
+                            .to_vec(),
+                    ];
+                    rows.extend(jobs.iter().map(|job| {
+                        vec![
+                            job.id.to_string(),
+                            print::short(&job.job_type, 30),
+                            job.state.clone(),
+                            format!("{}/{}", job.attempt, job.max_attempts),
+                            job.due_at.clone(),
+                            print::short(job.last_error.as_deref().unwrap_or_default(), 70),
+                        ]
+                    }));
+                    print::table(&rows)?;
+                }
+                Command::Show(show) => {
+                    let Some(job) = store.job_show(JobId(show.id)).await? else {
+                        return Err(Misuse(format!(
+                            "there is no job {}: it never was, or the history has dropped it",
+                            show.id
+                        ))
+                        .into());
+                    };
+                    if show.json {
+                        print::line(&job)?;
+                    } else {
+                        print_job(&job)?;
                     }
                 }
-                Ok(Ending::Done)
-            })
-            .map_err(|error: anyhow::Error| match error.downcast::<Error>() {
-                Ok(Error::Refused { message }) => Misuse(message).into(),
-                Ok(error) => error.into(),
-                Err(error) => error,
-            })
+            }
+            Ok(Ending::Done)
+        })
+        .map_err(|error: anyhow::Error| match error.downcast::<Error>() {
+            Ok(Error::Refused { message }) => Misuse(message).into(),
+            Ok(error) => error.into(),
+            Err(error) => error,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Ending, Misuse, database, print, runtime};
+use super::{Ending, Misuse, block_on, database, print};
 use crate::config::Config;
 use crate::store::Store;
 
@@ -17,7 +17,7 @@ pub(super) struct Migrate {
 impl Migrate {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
         let settings = database(config)?;
-        runtime()?.block_on(async {
+        block_on(async {
             let store = Store::open(&settings).map_err(|error| Misuse(error.to_string()))?;
             let migrated = store.migrate().await?;
             if self.json {

@@ -134,13 +134,17 @@ impl Cli {
     }
 }
 
-/// The runtime of claims, leases, timers and everything else that is not a guest.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_multi_thread()
+/// Runs a command on the runtime of claims, leases, timers and everything else that is not a guest.
+fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("control")
         .enable_all()
-        .build()?)
+        .build()?;
+    let ended = runtime.block_on(command);
+    // A component that is being compiled must not keep the process from ending.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(100));
+    ended
 }
 
 /// The queue's database: the one that was configured, or the private one of a `piecework dev` that runs now.

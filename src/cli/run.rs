@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Ending, Misuse, database, open, runtime};
+use super::{Ending, Misuse, block_on, database, open};
 use crate::config::Config;
 use crate::runner::Runner;
 use crate::store::Store;
@@ -51,7 +51,7 @@ impl Run {
     pub(super) fn run(self, mut config: Config) -> anyhow::Result<Ending> {
         self.overrides.apply(&mut config)?;
         let settings = database(&config)?;
-        runtime()?.block_on(async {
+        block_on(async {
             require_folder(&config)?;
             if self.migrate {
                 migrated(&settings).await?;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Ending, database, open, print, runtime};
+use super::{Ending, block_on, database, open, print};
 use crate::config::Config;
 
 /// Show the runners, and the pending and running jobs by type
@@ -16,7 +16,7 @@ pub(super) struct Status {
 impl Status {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
         let settings = database(config)?;
-        runtime()?.block_on(async {
+        block_on(async {
             let store = open(&settings).await?;
             let runners = store.status_runners().await?;
             let jobs = store.status_jobs().await?;

@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-use sqlx::Row;
+use sqlx::postgres::PgConnection;
+use sqlx::{ConnectOptions, Row};
 
 use super::claim::Demand;
 use super::link::within;
 use super::{Error, Store};
+
+/// A snapshot that is held.
+#[derive(Debug)]
+pub struct Pin(#[expect(dead_code, reason = "held, not used")] PgConnection);
 
 /// The server's counters.
 #[derive(Clone, Debug)]
@@ -67,6 +72,21 @@ impl Store {
             .execute(link.connection());
         let done = within(Duration::from_secs(3600), work).await;
         link.settle(done).map(drop)
+    }
+
+    /// Holds a snapshot until dropped, as a forgotten transaction or a long report does: vacuum removes nothing meanwhile.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn bench_pin(&self) -> Result<Pin, Error> {
+        let mut connection: PgConnection = self.options.connect().await?;
+        sqlx::query("begin isolation level repeatable read")
+            .execute(&mut connection)
+            .await?;
+        sqlx::query(include_str!("sql/bench_pin.sql"))
+            .execute(&mut connection)
+            .await?;
+        Ok(Pin(connection))
     }
 
     /// The plan of a claim, a line an element. With `generic` the plan that the server makes without knowing the arguments.

@@ -22,7 +22,7 @@ mod round;
 mod rows;
 mod scratch;
 
-pub use bench::Counters;
+pub use bench::{Counters, Pin};
 pub use claim::{Demand, Pick};
 pub use enqueue::NewJob;
 pub use finish::{Finish, Verdict};

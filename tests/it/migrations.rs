@@ -10,7 +10,7 @@ use crate::support::process::Host;
 
 const HOSTS: usize = 10;
 // Ten pools of instances would only use up address space.
-const SETTINGS: &str = "[database]\nconnections = 2\n[engine]\npooling = false";
+const SETTINGS: &str = "[database]\nconnections = 3\n[engine]\npooling = false";
 const WAITING: &str = "another host migrates the database; waiting for it";
 
 /// Three rounds in place of twenty: each has the whole race in it.

@@ -1,0 +1,2 @@
+-- Takes the snapshot that a transaction holds from then on.
+select count(*) from piecework.runner
