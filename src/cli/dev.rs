@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::run::{Overrides, migrated, require_folder, serve};
+use super::run::{Overrides, Signals, migrated, require_folder, serve};
 use super::{Ending, block_on, database_or_private, print};
 use crate::config::Config;
 
@@ -32,14 +32,18 @@ impl Dev {
         }
         let (settings, cluster) = database_or_private(&config)?;
         let ending = block_on(async {
-            let store = migrated(&settings).await?;
+            let mut signals = Signals::new()?;
+            let store = tokio::select! {
+                store = migrated(&settings) => store?,
+                () = signals.next() => return Ok(Ending::Done),
+            };
             print::line(&format!("DATABASE_URL={}", settings.url))?;
             if self.database_only {
                 store.close().await;
-                wait_for_signal().await?;
+                signals.next().await;
                 return Ok(Ending::Done);
             }
-            serve(config, store).await
+            serve(config, store, signals).await
         });
         // The server stops last, whatever happened.
         if let Some(cluster) = cluster {
@@ -47,15 +51,4 @@ impl Dev {
         }
         ending
     }
-}
-
-async fn wait_for_signal() -> anyhow::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
 }

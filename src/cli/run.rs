@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Ending, Misuse, block_on, database, open};
 use crate::config::Config;
@@ -51,13 +51,21 @@ impl Run {
     pub(super) fn run(self, mut config: Config) -> anyhow::Result<Ending> {
         self.overrides.apply(&mut config)?;
         let settings = database(&config)?;
+        require_folder(&config)?;
         block_on(async {
-            require_folder(&config)?;
-            if self.migrate {
-                migrated(&settings).await?;
-            }
-            let store = open(&settings).await?;
-            serve(config, store).await
+            let mut signals = Signals::new()?;
+            let prepare = async {
+                if self.migrate {
+                    migrated(&settings).await?;
+                }
+                open(&settings).await
+            };
+            let store = tokio::select! {
+                store = prepare => store?,
+                // Nothing was begun yet.
+                () = signals.next() => return Ok(Ending::Done),
+            };
+            serve(config, store, signals).await
         })
     }
 }
@@ -79,21 +87,39 @@ pub(super) async fn migrated(settings: &crate::config::Database) -> anyhow::Resu
     Ok(store)
 }
 
-/// Runs until a signal, and then to the end of the stop.
-pub(super) async fn serve(config: Config, store: Store) -> anyhow::Result<Ending> {
-    // Before the start, so that a signal during it is not lost.
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    let mut next = async || {
+/// SIGTERM and SIGINT, heard from the moment this is made.
+#[derive(Debug)]
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+        })
+    }
+
+    pub(super) async fn next(&mut self) {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    };
+    }
+}
+
+/// Runs until a signal, and then to the end of the stop.
+pub(super) async fn serve(
+    config: Config,
+    store: Store,
+    mut signals: Signals,
+) -> anyhow::Result<Ending> {
     let runner = tokio::select! {
         runner = Runner::start(config, store.clone()) => runner?,
         // Nothing was claimed yet.
-        () = next() => return Ok(Ending::Done),
+        () = signals.next() => return Ok(Ending::Done),
     };
     for plugin in runner
         .plugins()
@@ -105,7 +131,7 @@ pub(super) async fn serve(config: Config, store: Store) -> anyhow::Result<Ending
     if runner.plugins().is_empty() {
         tracing::warn!(folder = %runner.plugins_folder().display(), "the plugins folder has no .wasm files yet; jobs wait until it has");
     }
-    next().await;
+    signals.next().await;
     tracing::info!("signal received, stopping");
     runner.drain();
     let halt = runner.halter();
@@ -113,7 +139,7 @@ pub(super) async fn serve(config: Config, store: Store) -> anyhow::Result<Ending
     tokio::pin!(join);
     tokio::select! {
         () = &mut join => {}
-        () = next() => {
+        () = signals.next() => {
             tracing::info!("second signal, not waiting");
             halt();
             join.await;

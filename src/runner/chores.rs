@@ -50,6 +50,9 @@ async fn reap_once(shared: &Shared) -> Result<(), crate::store::Error> {
         }
         if !reaped.is_empty() {
             shared.wake.notify_one();
+            // This runner may be full, or serve other types.
+            let job_types: Vec<_> = reaped.iter().map(|job| job.job_type.clone()).collect();
+            shared.store.wake(&job_types).await?;
         }
         if reaped.len() < REAP_AT_ONCE as usize {
             break;

@@ -17,7 +17,7 @@ use super::round::{self, Answer, Ask, Round};
 use super::slots::Slots;
 use super::{LAST_WRITES, Running, Shared};
 use crate::engine::{Progress, Stop, StopReason};
-use crate::job::{ClaimToken, Claimed, JobId, JobType, RunnerId};
+use crate::job::{ClaimToken, Claimed, FailureClass, JobId, JobType, RunnerId};
 use crate::plugins::Plugin;
 use crate::store::{Cycle, Error, Finish, Verdict};
 use crate::telemetry::{Event, Events};
@@ -27,8 +27,8 @@ const WRITE_AT_ONCE: usize = 1000;
 /// What must have gathered for a second round: smaller ones cost a commit each and make nothing faster.
 const WORTH_A_SECOND: usize = 16;
 
-/// Runs until drained, and then until nothing is left to write.
-pub(super) async fn run(shared: Arc<Shared>, guests: Handle) {
+/// Runs until drained, and then until nothing is left to write. False: something could not be written in time.
+pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
     let slots = Slots::new(shared.config.runner.slots);
     let mut dispatch = Dispatch {
         shared,
@@ -36,6 +36,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) {
         attempts: JoinSet::new(),
         tasks: HashMap::new(),
         rounds: JoinSet::new(),
+        asides: JoinSet::new(),
         claims: 0,
         finishes: Vec::new(),
         labels: Vec::new(),
@@ -48,6 +49,12 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) {
         stopped_at: None,
     };
     while dispatch.step().await {}
+    let written = dispatch.finishes.is_empty() && dispatch.rounds.is_empty();
+    if written {
+        let asides = async { while dispatch.asides.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(LAST_WRITES, asides).await;
+    }
+    written
 }
 
 struct Dispatch {
@@ -57,6 +64,8 @@ struct Dispatch {
     /// What each task runs, in case it panics.
     tasks: HashMap<tokio::task::Id, Claimed>,
     rounds: JoinSet<Answer>,
+    /// Calls that nobody waits for, except at the very end.
+    asides: JoinSet<Result<(), Error>>,
     /// Rounds under way that claim.
     claims: usize,
     /// Ended and not yet on the way, oldest first; with the job type and attempt of each.
@@ -84,7 +93,7 @@ impl Dispatch {
             self.answered(answer).await;
         }
         if self.shared.drain.is_cancelled() && self.drained_at.is_none() {
-            self.begin_drain().await;
+            self.begin_drain();
         }
         if self.drained_at.is_some() {
             let idle = self.attempts.is_empty() && self.rounds.is_empty();
@@ -175,9 +184,10 @@ impl Dispatch {
         match finish {
             Some(finish) => self.remember(finish, job.job_type, job.attempt),
             None => {
-                // Its claim is void: the row is others' by now.
+                // Its claim is void with the lease: the row is others' by now.
                 self.slots.written(1);
                 self.forget(job.id, job.claim);
+                self.dropped(job.id, job.attempt);
             }
         }
     }
@@ -185,6 +195,13 @@ impl Dispatch {
     fn remember(&mut self, finish: Finish, job_type: JobType, attempt: u32) {
         self.finishes.push(finish);
         self.labels.push((job_type, attempt));
+    }
+
+    /// The result of an attempt comes too late; this is all that happens of it.
+    fn dropped(&self, id: JobId, attempt: u32) {
+        tracing::warn!(job = %id, attempt, "result dropped, the job was taken over");
+        Events::count(&self.shared.events.stale, 1);
+        self.shared.events.tell(|| Event::Stale { id });
     }
 
     fn forget(&self, id: JobId, claim: ClaimToken) {
@@ -244,14 +261,19 @@ impl Dispatch {
         let events = &self.shared.events;
         let stale = round::stale(cycle);
         let (mut done, mut failed, mut again) = (0, 0, 0);
+        let mut returned = Vec::new();
         self.slots.written(round.finishes.len());
         for (finish, (job_type, attempt)) in round.finishes.drain(..).zip(round.labels.drain(..)) {
             self.shared.running().remove(&(finish.id, finish.claim));
             if stale.contains(&(finish.id, finish.claim)) {
-                tracing::warn!(job = %finish.id, attempt, "result dropped, the job was taken over");
-                Events::count(&events.stale, 1);
-                events.tell(|| Event::Stale { id: finish.id });
+                self.dropped(finish.id, attempt);
+                // Perhaps this runner is dead to the others, and does not know it.
+                self.shared.doubt.notify_one();
                 continue;
+            }
+            let handed_back = matches!(finish.failure, Some((FailureClass::HandedBack, _)));
+            if handed_back && !returned.contains(&job_type) {
+                returned.push(job_type.clone());
             }
             match finish.verdict {
                 Verdict::Done(_) => done += 1,
@@ -284,6 +306,11 @@ impl Dispatch {
         Events::count(&events.done, done);
         Events::count(&events.failed, failed);
         Events::count(&events.again, again);
+        if !returned.is_empty() {
+            let store = self.shared.store.clone();
+            self.asides
+                .spawn(async move { store.wake(&returned).await });
+        }
     }
 
     /// Starts what was claimed by a round that also wrote `written` rows.
@@ -322,7 +349,10 @@ impl Dispatch {
             self.shared
                 .stop_running(StopReason::LeaseLost, Some(runner));
         }
-        self.appetite.stay_awake(&self.shared, runner).await;
+        tokio::select! {
+            () = self.appetite.stay_awake(&self.shared, runner) => {}
+            () = self.shared.drain.cancelled() => {}
+        }
     }
 
     fn spawn(&mut self, runner: RunnerId, plugin: Arc<Plugin>, job: Claimed) {
@@ -348,9 +378,14 @@ impl Dispatch {
             && !draining
             && self.claims == 0
             && !self.appetite.is_hungry()
-            && self.appetite.plan(&self.shared, runner).await
         {
-            return;
+            let again = tokio::select! {
+                again = self.appetite.plan(&self.shared, runner) => again,
+                () = self.shared.drain.cancelled() => true,
+            };
+            if again {
+                return;
+            }
         }
         let shared = self.shared.clone();
         let look = self
@@ -369,6 +404,7 @@ impl Dispatch {
             biased;
             Some(ended) = self.attempts.join_next_with_id() => self.take(ended),
             Some(answer) = self.rounds.join_next() => self.answered(answer).await,
+            Some(_) = self.asides.join_next() => {}
             () = shared.wake.notified() => self.appetite.look(),
             () = until(look), if look.is_some() => self.appetite.look_by_the_clock(),
             () = until(retry), if retry.is_some() => {}
@@ -381,7 +417,7 @@ impl Dispatch {
         }
     }
 
-    async fn begin_drain(&mut self) {
+    fn begin_drain(&mut self) {
         self.drained_at = Some(Instant::now());
         let grace = self.shared.config.runner.stop_grace.0;
         tracing::info!(
@@ -395,8 +431,9 @@ impl Dispatch {
         let runner = *self.shared.identity.borrow();
         if let Some(runner) = runner {
             // Only so that people see it; the lease goes on.
-            let sign_off = self.shared.store.sign_off(runner, false);
-            let _ = tokio::time::timeout(Duration::from_millis(300), sign_off).await;
+            let store = self.shared.store.clone();
+            self.asides
+                .spawn(async move { store.sign_off(runner, false).await });
         }
     }
 

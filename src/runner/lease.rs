@@ -81,7 +81,11 @@ async fn renew_until_lost(shared: &Shared, registered: Registered) {
     loop {
         let end = good + settings.lease.0;
         // Never past the end: a process that was stopped for a while must look at the clock first.
-        sleep_until(next.min(end)).await;
+        tokio::select! {
+            () = sleep_until(next.min(end)) => {}
+            // A result that was stale: ask at once whether the lease still holds.
+            () = shared.doubt.notified() => {}
+        }
         if Instant::now() >= end {
             return;
         }

@@ -36,15 +36,16 @@ mod round;
 mod slots;
 
 /// What is left for the last writes after the grace of a stop is over.
-const LAST_WRITES: Duration = Duration::from_millis(800);
+const LAST_WRITES: Duration = Duration::from_millis(400);
 
 /// A runner that works in the background.
 #[derive(Debug)]
 pub struct Runner {
     shared: Arc<Shared>,
-    dispatch: tokio::task::JoinHandle<()>,
+    dispatch: tokio::task::JoinHandle<bool>,
     chores: JoinSet<()>,
-    guests: Option<tokio::runtime::Runtime>,
+    /// Dropped, and its guests with it, when the runner is.
+    _guests: Guests,
 }
 
 /// What the tasks of a runner share.
@@ -62,6 +63,8 @@ struct Shared {
     running: Mutex<HashMap<(JobId, ClaimToken), Running>>,
     /// There may be something to claim.
     wake: Notify,
+    /// A result was stale: the lease may be lost.
+    doubt: Notify,
     /// LISTEN works.
     hears: std::sync::atomic::AtomicBool,
     /// When a call last failed whose claim may have been committed all the same.
@@ -78,6 +81,41 @@ struct Running {
     runner: RunnerId,
     stop: Arc<Stop>,
     progress: Arc<Progress>,
+}
+
+/// The runtime of the guests. A runtime must not be dropped where async code runs, since it would wait; this one leaves what
+/// still runs to end by itself.
+#[derive(Debug)]
+struct Guests(Option<tokio::runtime::Runtime>);
+
+impl Guests {
+    /// `threads` threads; 0 for one a core.
+    fn start(threads: usize) -> std::io::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let threads = if threads == 0 { cores } else { threads };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("guest")
+            .enable_all()
+            .build()?;
+        Ok(Self(Some(runtime)))
+    }
+
+    fn handle(&self) -> tokio::runtime::Handle {
+        self.0
+            .as_ref()
+            .expect("the runtime is taken only by drop")
+            .handle()
+            .clone()
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Shared {
@@ -115,6 +153,7 @@ impl Runner {
             identity: watch::channel(None).0,
             running: Mutex::default(),
             wake: Notify::new(),
+            doubt: Notify::new(),
             hears: false.into(),
             doubtful: Mutex::new(None),
             drain: CancellationToken::new(),
@@ -129,17 +168,8 @@ impl Runner {
         .await
         .context("load the plugins")??;
 
-        let threads = match shared.config.engine.threads {
-            0 => std::thread::available_parallelism().map_or(2, usize::from),
-            threads => threads,
-        };
-        let guests = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name("guest")
-            .enable_all()
-            .build()
-            .context("start the threads for guests")?;
-
+        let guests =
+            Guests::start(shared.config.engine.threads).context("start the threads for guests")?;
         let mut chores = JoinSet::new();
         let registered = lease::register(&shared)
             .await
@@ -152,12 +182,12 @@ impl Runner {
         if shared.config.runner.listen {
             chores.spawn(chores::listen(shared.clone()));
         }
-        let dispatch = tokio::spawn(dispatch::run(shared.clone(), guests.handle().clone()));
+        let dispatch = tokio::spawn(dispatch::run(shared.clone(), guests.handle()));
         Ok(Self {
             shared,
             dispatch,
             chores,
-            guests: Some(guests),
+            _guests: guests,
         })
     }
 
@@ -205,11 +235,13 @@ impl Runner {
 
     /// Waits for the end of a [`drain`](Self::drain) or [`halt`](Self::halt).
     pub async fn join(mut self) {
-        if let Err(error) = (&mut self.dispatch).await {
+        let written = (&mut self.dispatch).await.unwrap_or_else(|error| {
             tracing::error!(%error, "the dispatcher failed; the jobs it ran are taken back when its lease ends");
-        }
+            false
+        });
         self.chores.shutdown().await;
-        if let Some(runner) = self.identity() {
+        // A database that did not take the last results does not take this either.
+        if let Some(runner) = self.identity().filter(|_| written) {
             let sign_off = self.shared.store.sign_off(runner, true);
             if !matches!(
                 tokio::time::timeout(LAST_WRITES, sign_off).await,
@@ -217,9 +249,6 @@ impl Runner {
             ) {
                 tracing::warn!(%runner, "the database does not know that this runner ended; its lease runs out by itself");
             }
-        }
-        if let Some(guests) = self.guests.take() {
-            guests.shutdown_background();
         }
     }
 
@@ -233,9 +262,5 @@ impl Drop for Runner {
     fn drop(&mut self) {
         self.dispatch.abort();
         self.shared.stop_running(StopReason::HandBack, None);
-        // A runtime must not be dropped where async code runs: it would block.
-        if let Some(guests) = self.guests.take() {
-            guests.shutdown_background();
-        }
     }
 }

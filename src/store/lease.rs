@@ -148,6 +148,15 @@ impl Store {
             .collect()
     }
 
+    /// Wakes the runners that wait for these job types: something was put back for them.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn wake(&self, job_types: &[JobType]) -> Result<(), Error> {
+        self.run(sqlx::query(include_str!("sql/wake.sql")).bind(texts(job_types)))
+            .await
+    }
+
     /// Gives back jobs that `runner` claimed at least `age` ago without knowing it; returns how many.
     ///
     /// # Errors

@@ -147,10 +147,10 @@ impl Store {
         })
     }
 
-    /// Closes all connections; waits at most a second for those in use.
+    /// Closes all connections; waits a moment for those in use.
     pub async fn close(&self) {
         self.hot.clear();
         // What is still in use then is dropped with the process; nothing is lost, every statement stands for itself.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.pool.close()).await;
+        let _ = tokio::time::timeout(Duration::from_millis(200), self.pool.close()).await;
     }
 }

@@ -18,7 +18,9 @@ pub enum LogFormat {
 
 /// Starts logging to standard error. `RUST_LOG` decides what is logged, `level` where it is not set.
 pub fn init(format: LogFormat, level: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // Its warnings are whole statements that took a second.
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new(format!("sqlx=error,{level}")));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
