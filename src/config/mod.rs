@@ -94,7 +94,7 @@ impl Default for Runner {
     fn default() -> Self {
         Self {
             name: String::new(),
-            slots: 64,
+            slots: 100,
             plugins_folder: "plugins".into(),
             plugins_interval: Span::secs(2),
             lease: Span::secs(20),
