@@ -40,6 +40,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
         claims: 0,
         finishes: Vec::new(),
         labels: Vec::new(),
+        uncertain: 0,
         slots,
         marks: Marks::default(),
         appetite: Appetite::default(),
@@ -71,6 +72,8 @@ struct Dispatch {
     /// Ended and not yet on the way, oldest first; with the job type and attempt of each.
     finishes: Vec<Finish>,
     labels: Vec<(JobType, u32)>,
+    /// How many of them, from the front, were in a round that failed and may have been written all the same.
+    uncertain: usize,
     slots: Slots,
     marks: Marks,
     appetite: Appetite,
@@ -139,11 +142,13 @@ impl Dispatch {
         if writes == 0 && ask.is_none() {
             return None;
         }
+        let repeated = self.uncertain > 0;
+        self.uncertain = self.uncertain.saturating_sub(writes);
         Some(Round {
             finishes: self.finishes.drain(..writes).collect(),
             labels: self.labels.drain(..writes).collect(),
             ask,
-            repeated: !self.retry.is_zero(),
+            repeated,
         })
     }
 
@@ -248,6 +253,7 @@ impl Dispatch {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
+        self.uncertain += round.finishes.len();
         self.finishes.splice(..0, round.finishes);
         self.labels.splice(..0, round.labels);
         self.retry = (self.retry * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));

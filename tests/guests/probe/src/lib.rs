@@ -67,7 +67,10 @@ impl Guest for Probe {
             }
             Request::Call { ms, until } => {
                 let (id, attempt, key) = (&job.id, job.attempt, &job.idempotency_key);
-                log::log(log::Level::Info, &format!("called: id {id} attempt {attempt} key {key}"));
+                log::log(
+                    log::Level::Info,
+                    &format!("called: id {id} attempt {attempt} key {key}"),
+                );
                 thread::sleep(Duration::from_millis(ms));
                 if attempt <= until {
                     return Err(Failure {
