@@ -7,6 +7,7 @@
 
 mod support;
 
+mod chaos;
 mod claim;
 mod claims;
 mod cli;
