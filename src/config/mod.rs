@@ -37,7 +37,7 @@ pub struct Config {
 pub struct Database {
     /// Where the queue is; the environment's `DATABASE_URL` wins. Empty: `dev` and `demo` start a private PostgreSQL.
     pub url: String,
-    /// Connections in the pool, whatever the number of slots; one more listens.
+    /// Connections, whatever the number of slots; one more listens.
     pub connections: u32,
     /// Longest wait for a connection.
     pub connect_timeout: Span,

@@ -79,7 +79,7 @@ impl Store {
     /// # Errors
     /// As every call to the database.
     pub async fn bench_pin(&self) -> Result<Pin, Error> {
-        let mut connection: PgConnection = self.options.connect().await?;
+        let mut connection: PgConnection = self.links.options.connect().await?;
         sqlx::query("begin isolation level repeatable read")
             .execute(&mut connection)
             .await?;

@@ -1,92 +1,140 @@
-//! One borrowed connection with a bound on its use. A call that times out, or whose caller goes away in the middle,
-//! **detaches** its connection before dropping it.
+//! The connections, and one borrowed at a time with a bound on its use. A call that fails, times out, or whose caller goes
+//! away in the middle gives its connection up: the socket is closed at once, without a word to a peer that may be silent.
 //!
-//! Why: in sqlx 0.8 and 0.9 the task that puts a connection back into the pool talks to the server without a bound. When
-//! the peer has gone silent the pool's permit never comes back; a pool of two was dead for good after two such drops.
-//! So no other code takes a connection from this pool, and there is no bare `timeout(execute(&pool))`.
+//! Why not sqlx's pool: in 0.8 and 0.9 the task that takes a connection back talks to the server without a bound. When the
+//! peer has gone silent the pool's place never comes back; a pool of two was dead for good after two such calls, and even
+//! a call that had succeeded could cost its place that way (`tests/it/link.rs`). That task also costs a round trip each
+//! time. So connections are kept here, and there is no bare `timeout(execute(..))` anywhere else.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArguments, PgConnection, PgRow, Postgres};
+use sqlx::Connection;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow, Postgres};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Error, Store};
 
-/// Connections that the rounds of a runner keep between two uses: the pool's way back costs a round trip each time.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Hot(Arc<Mutex<Vec<PoolConnection<Postgres>>>>);
+/// An idle connection this old may have been forgotten by a firewall; a new one costs a few milliseconds.
+const OLD: Duration = Duration::from_secs(60);
+/// Between two tries while a server is starting.
+const AGAIN: Duration = Duration::from_millis(200);
 
-/// Rounds under way at once.
-const HOT: usize = 2;
-
-impl Hot {
-    fn take(&self) -> Option<PoolConnection<Postgres>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-
-    fn keep(&self, connection: PoolConnection<Postgres>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < HOT {
-            kept.push(connection);
-        }
-    }
-
-    /// Lets the pool have them.
-    pub(super) fn clear(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-    }
+/// A small number of connections.
+#[derive(Clone, Debug)]
+pub(super) struct Links {
+    pub(super) options: PgConnectOptions,
+    places: Arc<Semaphore>,
+    idle: Arc<Mutex<Vec<(PgConnection, Instant)>>>,
+    connect_timeout: Duration,
+    call_timeout: Duration,
 }
 
-/// A connection on loan; detached when dropped before [`settle`](Self::settle).
+/// A connection on loan; closed when dropped before [`settle`](Self::settle).
 pub(super) struct Link {
-    hot: Hot,
-    connection: Option<PoolConnection<Postgres>>,
+    links: Links,
+    connection: Option<PgConnection>,
     /// Longest that the work may take.
     pub(super) limit: Duration,
-}
-
-impl Store {
-    /// Borrows a connection.
-    pub(super) async fn link(&self) -> Result<Link, Error> {
-        // Bounded by the pool's own acquire_timeout.
-        let connection = self.pool.acquire().await.map_err(|error| {
-            if matches!(error, sqlx::Error::PoolTimedOut) {
-                return Error::Unavailable(
-                    "no connection within `database.connect_timeout`".into(),
-                );
-            }
-            error.into()
-        })?;
-        Ok(self.lend(connection))
-    }
-
-    /// Borrows one of the connections that are kept for rounds.
-    pub(super) async fn hot_link(&self) -> Result<Link, Error> {
-        match self.hot.take() {
-            Some(connection) => Ok(self.lend(connection)),
-            None => self.link().await,
-        }
-    }
-
-    fn lend(&self, connection: PoolConnection<Postgres>) -> Link {
-        Link {
-            hot: self.hot.clone(),
-            connection: Some(connection),
-            limit: self.call_timeout,
-        }
-    }
+    _place: OwnedSemaphorePermit,
 }
 
 /// A statement with its arguments.
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
+impl Links {
+    pub(super) fn new(options: PgConnectOptions, settings: &crate::config::Database) -> Self {
+        Self {
+            options,
+            places: Arc::new(Semaphore::new(settings.connections as usize)),
+            idle: Arc::default(),
+            connect_timeout: settings.connect_timeout.0,
+            call_timeout: settings.call_timeout.0,
+        }
+    }
+
+    async fn lend(&self) -> Result<Link, Error> {
+        let place = tokio::time::timeout(self.connect_timeout, self.places.clone().acquire_owned())
+            .await
+            .map_err(|_| {
+                Error::Unavailable("no free connection within `database.connect_timeout`".into())
+            })?
+            .map_err(|_| Error::Unavailable("the connections are closed".into()))?;
+        let connection = match self.take_idle() {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        Ok(Link {
+            links: self.clone(),
+            connection: Some(connection),
+            limit: self.call_timeout,
+            _place: place,
+        })
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_idle(&self) -> Option<PgConnection> {
+        let mut idle = self.idle();
+        idle.retain(|(_, since)| since.elapsed() < OLD);
+        idle.pop().map(|(connection, _)| connection)
+    }
+
+    /// Connects, and waits as long as it may for a server that is just starting.
+    async fn connect(&self) -> Result<PgConnection, Error> {
+        let end = tokio::time::Instant::now() + self.connect_timeout;
+        loop {
+            match tokio::time::timeout_at(end, PgConnection::connect_with(&self.options)).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error))
+                    if is_starting(&error) && tokio::time::Instant::now() + AGAIN < end =>
+                {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Ok(Err(error)) => return Err(error.into()),
+                Err(_) => {
+                    return Err(Error::Unavailable(
+                        "no connection within `database.connect_timeout`".into(),
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Says goodbye on the idle connections, and lends no more.
+    pub(super) async fn close(&self) {
+        self.places.close();
+        let idle = std::mem::take(&mut *self.idle());
+        for (connection, _) in idle {
+            // A server that does not listen to it finds out by itself.
+            let _ = connection.close().await;
+        }
+    }
+}
+
+/// Nobody listens yet, or the server says that it is starting up.
+fn is_starting(error: &sqlx::Error) -> bool {
+    if let sqlx::Error::Io(error) = error {
+        return matches!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound
+        );
+    }
+    error
+        .as_database_error()
+        .is_some_and(|error| error.code().is_some_and(|code| code == "57P03"))
+}
+
 /// The usual calls: one statement, one answer.
 impl Store {
+    /// Borrows a connection.
+    pub(super) async fn link(&self) -> Result<Link, Error> {
+        self.links.lend().await
+    }
+
     pub(super) async fn all(&self, query: Query<'_>) -> Result<Vec<PgRow>, Error> {
         let mut link = self.link().await?;
         let limit = link.limit;
@@ -124,49 +172,33 @@ impl Link {
             .expect("a link holds its connection until it is settled")
     }
 
-    /// Keeps the connection for the next round after `work`, whose result this passes on.
-    pub(super) fn settle_hot<T>(
-        mut self,
-        work: Result<Result<T, sqlx::Error>, tokio::time::error::Elapsed>,
-    ) -> Result<T, Error> {
-        if matches!(work, Ok(Ok(_)))
-            && let Some(connection) = self.connection.take()
-        {
-            self.hot.keep(connection);
-        }
-        self.settle(work)
-    }
-
-    /// Gives the connection back after `work`, whose result this passes on.
+    /// Keeps the connection for the next caller after `work` that succeeded; passes the result on.
     pub(super) fn settle<T>(
         mut self,
         work: Result<Result<T, sqlx::Error>, tokio::time::error::Elapsed>,
     ) -> Result<T, Error> {
         match work {
             Ok(Ok(value)) => {
-                // Back into the pool.
-                drop(self.connection.take());
+                let connection = self.connection.take();
+                self.links
+                    .idle()
+                    .extend(connection.map(|connection| (connection, Instant::now())));
                 Ok(value)
             }
             Ok(Err(error)) => {
-                if error.as_database_error().is_some() || matches!(error, sqlx::Error::RowNotFound)
-                {
-                    drop(self.connection.take());
+                if error.as_database_error().is_none() {
+                    // The link is down: what else was open is most likely gone too.
+                    self.links.idle().clear();
                 }
                 Err(error.into())
             }
-            Err(_) => Err(Error::Unavailable(format!(
-                "no answer within {:?}",
-                self.limit
-            ))),
-        }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            drop(connection.detach());
+            Err(_) => {
+                self.links.idle().clear();
+                Err(Error::Unavailable(format!(
+                    "no answer within {:?}",
+                    self.limit
+                )))
+            }
         }
     }
 }

@@ -33,7 +33,7 @@ impl Store {
         // A pool of its own, new each time: what a lost connection does to it concerns nobody else.
         let pool = PgPoolOptions::new()
             .max_connections(1)
-            .connect_with(self.options.clone())
+            .connect_with(self.links.options.clone())
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen("piecework").await?;

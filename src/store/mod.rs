@@ -4,7 +4,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::PgConnectOptions;
 
 use crate::config::Database;
 
@@ -103,18 +103,14 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// The queue's database: a small pool of connections.
+/// The queue's database: a few connections.
 #[derive(Clone, Debug)]
 pub struct Store {
-    pool: PgPool,
-    /// For LISTEN, whose connection is its own.
-    options: PgConnectOptions,
-    hot: link::Hot,
-    call_timeout: Duration,
+    links: link::Links,
 }
 
 impl Store {
-    /// Makes the pool; connects only when the first call needs it.
+    /// Connects only when the first call needs it.
     ///
     /// # Errors
     /// [`Error::Refused`] when the URL is malformed. The message shows nothing of the URL, which may hold a password.
@@ -133,24 +129,14 @@ impl Store {
             // Each statement is written so that the plan that knows no arguments is the right one; planning a round anew
             // takes as long as running it.
             .options([("jit", "off"), ("plan_cache_mode", "force_generic_plan")]);
-        let pool = PgPoolOptions::new()
-            .max_connections(settings.connections)
-            .acquire_timeout(settings.connect_timeout.0)
-            // A ping before each use would double the round trips; a dead connection fails its call, which is tried again.
-            .test_before_acquire(false)
-            .connect_lazy_with(options.clone());
         Ok(Self {
-            pool,
-            options,
-            hot: link::Hot::default(),
-            call_timeout: settings.call_timeout.0,
+            links: link::Links::new(options, settings),
         })
     }
 
     /// Closes all connections; waits a moment for those in use.
     pub async fn close(&self) {
-        self.hot.clear();
         // What is still in use then is dropped with the process; nothing is lost, every statement stands for itself.
-        let _ = tokio::time::timeout(Duration::from_millis(200), self.pool.close()).await;
+        let _ = tokio::time::timeout(Duration::from_millis(200), self.links.close()).await;
     }
 }

@@ -53,10 +53,10 @@ impl Store {
         finishes: &[Finish],
         demand: Option<&Demand>,
     ) -> Result<Cycle, Error> {
-        let mut link = self.hot_link().await?;
+        let mut link = self.link().await?;
         let limit = link.limit;
         let work = within(limit, write(link.connection(), finishes, demand)).await;
-        link.settle_hot(work)
+        link.settle(work)
     }
 
     /// Finds the finishes that the database refuses, by halves, and writes them as failures. Returns the stale ones.

@@ -18,6 +18,7 @@ mod keys;
 mod layers;
 mod lease;
 mod limits;
+mod link;
 mod migrations;
 mod plugins_folder;
 mod recovery;

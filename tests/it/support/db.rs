@@ -1,11 +1,13 @@
 //! A database for each test, migrated, on the server of `DATABASE_URL`, or on a private one that this process starts.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use piecework::config::{self, Config};
 use piecework::dev::{Cluster, Options};
 use piecework::job::JobId;
 use piecework::store::{Scratch, Store};
+use rustix::process::{Pid, test_kill_process};
 use sqlx::postgres::PgPool;
 
 /// A migrated database of one test.
@@ -46,7 +48,7 @@ impl Db {
     }
 
     /// Default settings on this database, with a plugins folder.
-    pub(crate) fn config(&self, plugins: &std::path::Path) -> Config {
+    pub(crate) fn config(&self, plugins: &Path) -> Config {
         let mut config = Config::default();
         config.database.url = self.url().to_owned();
         config.runner.plugins_folder = plugins.into();
@@ -133,9 +135,11 @@ fn server() -> String {
     {
         return url;
     }
-    // Kept to the end of the process; the server ends with it.
+    // Kept to the end of the process; the server ends with it. Not shared with others: it would end for them too.
     let (_, url) = PRIVATE.get_or_init(|| {
-        let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("postgres");
+        let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        forget_ended(temporary);
+        let folder = temporary.join(format!("{FOLDER}{}", std::process::id()));
         let cluster = Cluster::start(&Options {
             folder: Some(folder),
             ..Options::default()
@@ -145,4 +149,21 @@ fn server() -> String {
         (cluster, url)
     });
     url.clone()
+}
+
+const FOLDER: &str = "postgres-of-";
+
+/// Removes the data folders of processes that have ended.
+fn forget_ended(temporary: &Path) {
+    for entry in std::fs::read_dir(temporary).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let pid = name
+            .strip_prefix(FOLDER)
+            .and_then(|pid| pid.parse().ok())
+            .and_then(Pid::from_raw);
+        if pid.is_some_and(|pid| test_kill_process(pid).is_err()) {
+            // Its server may be going down at this moment; then the next one removes it.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }

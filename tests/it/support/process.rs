@@ -86,6 +86,15 @@ impl Host {
             .count()
     }
 
+    /// Waits until this many log lines have this message: what a host logs is read a moment after it was done.
+    pub(crate) async fn reaches(&self, message: &str, count: usize) {
+        until(message, || async {
+            (self.count(message) >= count).then_some(())
+        })
+        .await;
+        assert_eq!(self.count(message), count, "{message}");
+    }
+
     /// Its log records with this message.
     pub(crate) fn records(&self, message: &str) -> Vec<serde_json::Value> {
         let records = self

@@ -16,6 +16,8 @@ pub(crate) enum Link {
     Open,
     Frozen,
     Broken,
+    /// Connections that are older than this number have gone silent for good; newer ones pass.
+    Silent(usize),
 }
 
 /// A relay, which ends with the value.
@@ -23,7 +25,7 @@ pub(crate) enum Link {
 pub(crate) struct Relay {
     url: String,
     link: watch::Sender<Link>,
-    used: watch::Receiver<bool>,
+    used: watch::Receiver<usize>,
     _task: JoinSet<()>,
 }
 
@@ -36,14 +38,15 @@ impl Relay {
         let (start, database) = address.rsplit_once('/').unwrap();
         let user = start.rsplit_once('@').map_or(start, |(user, _)| user);
         let (link, links) = watch::channel(Link::Open);
-        let (use_it, used) = watch::channel(false);
+        let (use_it, used) = watch::channel(0);
         let mut task = JoinSet::new();
         let server = PgConnectOptions::from_str(url).unwrap();
         task.spawn(async move {
             let mut streams = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                use_it.send_replace(true);
-                streams.spawn(carry(client, server.clone(), links.clone()));
+                let number = *use_it.borrow();
+                use_it.send_replace(number + 1);
+                streams.spawn(carry(client, server.clone(), number, links.clone()));
             }
         });
         Self {
@@ -62,22 +65,33 @@ impl Relay {
         self.link.send_replace(link);
     }
 
+    /// Makes the connections of now silent for good, as a firewall does that forgot them; new ones pass.
+    pub(crate) fn silence(&self) {
+        let silent = *self.used.borrow();
+        self.set(Link::Silent(silent));
+    }
+
     /// Waits until somebody has connected.
     pub(crate) async fn used(&self) {
-        self.used.clone().wait_for(|used| *used).await.unwrap();
+        self.used.clone().wait_for(|used| *used > 0).await.unwrap();
     }
 }
 
-async fn carry(client: TcpStream, server: PgConnectOptions, link: watch::Receiver<Link>) {
+async fn carry(
+    client: TcpStream,
+    server: PgConnectOptions,
+    number: usize,
+    link: watch::Receiver<Link>,
+) {
     let port = server.get_port();
     if let Some(folder) = server.get_socket() {
         let path = Path::new(folder).join(format!(".s.PGSQL.{port}"));
         let (from, to) = UnixStream::connect(path).await.unwrap().into_split();
-        both(client, from, to, link).await;
+        both(client, from, to, number, link).await;
     } else {
         let server = TcpStream::connect((server.get_host(), port)).await.unwrap();
         let (from, to) = server.into_split();
-        both(client, from, to, link).await;
+        both(client, from, to, number, link).await;
     }
 }
 
@@ -85,13 +99,14 @@ async fn both(
     client: TcpStream,
     server_from: impl AsyncRead + Unpin,
     server_to: impl AsyncWrite + Unpin,
+    number: usize,
     link: watch::Receiver<Link>,
 ) {
     let (client_from, client_to) = client.into_split();
     // Whichever ends first ends both.
     tokio::select! {
-        () = pass(client_from, server_to, link.clone()) => {}
-        () = pass(server_from, client_to, link.clone()) => {}
+        () = pass(client_from, server_to, number, link.clone()) => {}
+        () = pass(server_from, client_to, number, link.clone()) => {}
         () = reaches(link, |link| link == Link::Broken) => {}
     }
 }
@@ -99,11 +114,17 @@ async fn both(
 async fn pass(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
+    number: usize,
     link: watch::Receiver<Link>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        reaches(link.clone(), |link| link != Link::Frozen).await;
+        let passes = |link| match link {
+            Link::Frozen => false,
+            Link::Silent(older) => number >= older,
+            Link::Open | Link::Broken => true,
+        };
+        reaches(link.clone(), passes).await;
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
         }
