@@ -94,7 +94,7 @@ impl Default for Runner {
     fn default() -> Self {
         Self {
             name: String::new(),
-            slots: 100,
+            slots: 128,
             plugins_folder: "plugins".into(),
             plugins_interval: Span::secs(2),
             lease: Span::secs(20),

@@ -233,10 +233,9 @@ impl Dispatch {
             Ok(cycle) => {
                 self.retry = Duration::ZERO;
                 self.retry_at = None;
-                let written = round.finishes.len();
                 self.settle(&mut round, &cycle);
                 if let Some(ask) = round.ask {
-                    self.start(&ask, cycle, written).await;
+                    self.start(&ask, cycle).await;
                 }
             }
             Err(error) => self.failed(round, &error),
@@ -319,11 +318,10 @@ impl Dispatch {
         }
     }
 
-    /// Starts what was claimed by a round that also wrote `written` rows.
-    async fn start(&mut self, ask: &Ask, cycle: Cycle, written: usize) {
+    /// Starts what was claimed.
+    async fn start(&mut self, ask: &Ask, cycle: Cycle) {
         let runner = ask.demand.runner;
-        self.marks
-            .learn(&cycle.claimed, written, cycle.took, ask.at_all);
+        self.marks.learn(&cycle.claimed, cycle.took, ask.at_all);
         self.appetite.learn(Shown {
             found: cycle.claimed.len(),
             more: ask.leaves_more(&cycle.claimed),
