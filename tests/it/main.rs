@@ -12,6 +12,7 @@ mod claim;
 mod claims;
 mod cli;
 mod dev;
+mod dev_host;
 mod enqueue;
 mod fence;
 mod keys;
