@@ -16,6 +16,8 @@ const FIRST_POLL: Duration = Duration::from_millis(100);
 /// that rate telling the database costs more than the notices do.
 const BUSY: Duration = Duration::from_millis(50);
 const GAP: Duration = Duration::from_millis(10);
+/// How much later than a job is due to look for it: the database must find it due.
+const DUE: Duration = Duration::from_millis(1);
 /// How soon a busy runner looks again.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
@@ -45,7 +47,7 @@ pub(super) struct Appetite {
 pub(super) struct Shown {
     /// How many jobs it got.
     pub(super) found: usize,
-    /// There may be more of what it asked for, or it did not ask for everything.
+    /// There may be more of what it asked for.
     pub(super) more: bool,
     /// It looked behind the marks.
     pub(super) at_all: bool,
@@ -93,11 +95,16 @@ impl Appetite {
         self.next_look
     }
 
+    /// There may be more of what has been known for long.
+    pub(super) fn may_have_more(&mut self) {
+        self.hungry = true;
+        self.reasons += 1;
+    }
+
     /// There may be something new.
     pub(super) fn look(&mut self) {
-        self.hungry = true;
+        self.may_have_more();
         self.woken = true;
-        self.reasons += 1;
     }
 
     /// The time of the planned look has come.
@@ -110,10 +117,12 @@ impl Appetite {
 
     /// A job was put back for this much later.
     pub(super) fn expect(&mut self, delay: Duration) {
-        if delay < FIRST_POLL {
+        if delay.is_zero() {
             self.look();
-        } else if let Some(look) = &mut self.next_look {
-            *look = (*look).min(Instant::now() + delay);
+        }
+        // Where no look is planned, planning one asks the database, which knows of this job by now.
+        if let Some(look) = &mut self.next_look {
+            *look = (*look).min(Instant::now() + delay + DUE);
         }
     }
 
@@ -183,8 +192,7 @@ impl Appetite {
         // Jittered, so that a fleet that fell asleep together does not wake together.
         let poll = self.poll.min(longest).mul_f64(0.8 + 0.4 * fastrand::f64());
         self.poll = (self.poll * 2).min(longest);
-        // A millisecond more: the database must find it due.
-        let due = next_due.map(|due| due.saturating_add(Duration::from_millis(1)));
+        let due = next_due.map(|due| due.saturating_add(DUE));
         self.next_look = Some(Instant::now() + due.map_or(poll, |due| due.min(poll)));
         // What was enqueued before the flag was set has notified nobody.
         let newly = self.waiting.replace(runner) != Some(runner);

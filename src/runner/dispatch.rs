@@ -115,6 +115,7 @@ impl Dispatch {
         let identity = *self.shared.identity.borrow();
         if let Some(round) = self.next_round(identity) {
             self.claims += usize::from(round.ask.is_some());
+            Events::count(&self.shared.events.rounds, 1);
             self.rounds.spawn(round::run(self.shared.clone(), round));
         } else {
             self.wait(identity).await;
@@ -156,14 +157,12 @@ impl Dispatch {
         let runner = identity.filter(|_| self.appetite.is_hungry() && self.drained_at.is_none())?;
         let at_all = self.marks.look_at_all(self.appetite.wants_all());
         let serving = self.shared.registry.serving();
-        let (demand, all_asked) = self
+        let demand = self
             .slots
-            .demand(runner, &serving, &self.marks, at_all, writes);
-        let demand = demand?;
+            .demand(runner, &serving, &self.marks, at_all, writes)?;
         self.slots.reserve(&demand);
         Some(Ask {
             demand,
-            all_asked,
             at_all,
             reasons: self.appetite.reasons(),
         })
@@ -182,6 +181,11 @@ impl Dispatch {
             return;
         };
         self.slots.give(&job.job_type);
+        let plugin = self.shared.registry.find(&job.job_type);
+        if plugin.is_some_and(|plugin| plugin.rules.concurrency.is_some()) {
+            // It may have been full, and not asked for since.
+            self.appetite.may_have_more();
+        }
         let finish = match ended {
             Some(ended) => ended.finish,
             None => Some(attempt::panicked(&job)),

@@ -22,8 +22,6 @@ pub(super) struct Round {
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) demand: Demand,
-    /// It asks for every job type that is served.
-    pub(super) all_asked: bool,
     /// It looks behind the marks.
     pub(super) at_all: bool,
     /// See [`super::appetite::Appetite::reasons`].
@@ -55,9 +53,10 @@ async fn forgive(shared: &Shared, cycle: &mut Cycle) {
 }
 
 impl Ask {
-    /// Whether there may be more than was claimed.
+    /// Whether there may be more of what it asked for. A job type that it did not ask for, being full, is asked for when one
+    /// of its jobs ends.
     pub(super) fn leaves_more(&self, claimed: &[Claimed]) -> bool {
-        if claimed.len() >= self.demand.total as usize || !self.all_asked {
+        if claimed.len() >= self.demand.total as usize {
             return true;
         }
         let mut counts: HashMap<&JobType, u32> = HashMap::new();

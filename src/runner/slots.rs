@@ -100,8 +100,7 @@ impl Slots {
         }
     }
 
-    /// What can be started by a round that writes `writes` rows; `None` when there is no slot, or no plugin. Also tells
-    /// whether every job type is asked for.
+    /// What can be started by a round that writes `writes` rows; `None` when there is no slot, or no plugin.
     pub(super) fn demand(
         &mut self,
         runner: RunnerId,
@@ -109,7 +108,7 @@ impl Slots {
         marks: &Marks,
         at_all: bool,
         writes: usize,
-    ) -> (Option<Demand>, bool) {
+    ) -> Option<Demand> {
         let freed = u32::try_from(writes).unwrap_or(u32::MAX);
         let held = self.running + self.unwritten.saturating_sub(freed) + self.reserved;
         let total = self.total.saturating_sub(held);
@@ -133,9 +132,8 @@ impl Slots {
                 );
             }
         }
-        let all_asked = wants.len() == serving.len();
         if wants.is_empty() {
-            return (None, all_asked);
+            return None;
         }
         wants.sort_unstable();
         self.turn = (self.turn + 1) % wants.len();
@@ -158,14 +156,11 @@ impl Slots {
                     .map(|(job_type, want)| pick(*priority, job_type, *want))
             })
             .collect();
-        (
-            Some(Demand {
-                runner,
-                picks,
-                total,
-                deadlines,
-            }),
-            all_asked,
-        )
+        Some(Demand {
+            runner,
+            picks,
+            total,
+            deadlines,
+        })
     }
 }

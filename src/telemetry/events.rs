@@ -61,6 +61,8 @@ pub struct Events {
     pub again: AtomicU64,
     /// Results that were dropped.
     pub stale: AtomicU64,
+    /// Round trips that wrote results or asked for jobs.
+    pub rounds: AtomicU64,
 }
 
 impl Default for Events {
@@ -73,6 +75,7 @@ impl Default for Events {
             failed: zero(),
             again: zero(),
             stale: zero(),
+            rounds: zero(),
         }
     }
 }

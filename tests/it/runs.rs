@@ -241,6 +241,55 @@ async fn a_full_job_type_leaves_the_slots_to_others() {
     bed.end(runner).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_job_type_keeps_nobody_busy() {
+    let bed = Bed::new().await;
+    bed.folder
+        .put("other", &super::support::guests::bytes("probe"));
+    let mut config = bed.config();
+    let one = PluginSettings {
+        concurrency: Some(1),
+        ..PluginSettings::default()
+    };
+    config.plugins.insert("probe".into(), one);
+    for _ in 0..4 {
+        bed.db.enqueue("probe", r#"{"do":"nap","ms":500}"#).await;
+    }
+    let runner = Runner::start(config, bed.db.store.clone()).await.unwrap();
+    bed.db.until(0, "select count(*) from piecework.job").await;
+    // Two a job, and the polls of two seconds.
+    let rounds = runner
+        .events()
+        .rounds
+        .load(std::sync::atomic::Ordering::Relaxed);
+    assert!(rounds < 60, "{rounds} round trips for 4 jobs");
+    bed.end(runner).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_retry_is_not_left_to_a_long_poll() {
+    let bed = Bed::new().await;
+    let runner = bed.start().await;
+    // Idle until its polls are seconds apart: 0.1 s, 0.2 s, 0.4 s, ...
+    super::support::until("the polls to become rare", || async {
+        let rounds = &runner.events().rounds;
+        (rounds.load(std::sync::atomic::Ordering::Relaxed) > 7).then_some(())
+    })
+    .await;
+    let id = bed
+        .db
+        .enqueue(
+            "probe",
+            r#"{"do":"fail","text":"not yet","disposition":"retry","until":3}"#,
+        )
+        .await;
+    assert_eq!(bed.ended(id).await, "done");
+    // Three retries of 20 to 60 ms.
+    let late = "select count(*) from piecework.job_history where finished_at > enqueued_at + interval '1 second'";
+    assert_eq!(bed.db.number(late).await, 0);
+    bed.end(runner).await;
+}
+
 async fn futures_of(bed: &Bed, jobs: usize) -> Vec<JobId> {
     let mut ids = Vec::new();
     for _ in 0..jobs {
