@@ -59,17 +59,18 @@ pub(crate) async fn runner(db: &Db) -> RunnerId {
         .unwrap()
 }
 
+/// The next job of type `a`.
+async fn claim_one(db: &Db, runner: RunnerId) -> Claimed {
+    let demand = demand(runner, &[("a", 1)], 1);
+    db.store.claim(&demand).await.unwrap().remove(0)
+}
+
 #[tokio::test]
 async fn a_stale_finish_changes_nothing() {
     let db = Db::new().await;
     let runner = runner(&db).await;
     let id = db.enqueue("a", r#"{"n": 1.10}"#).await;
-    let job = db
-        .store
-        .claim(&demand(runner, &[("a", 1)], 1))
-        .await
-        .unwrap()
-        .remove(0);
+    let job = claim_one(&db, runner).await;
     for verdict in [
         Verdict::Done(Some("1".into())),
         Verdict::Failed,
@@ -233,12 +234,7 @@ async fn a_retry_carries_its_history_and_lies_ahead_of_every_mark() {
     sqlx::query("insert into piecework.job (job_type, due_at, max_attempts) values ('a', now() - interval '1 day', 100)").execute(&db.pool).await.unwrap();
     let mut last = None;
     for attempt in 1..=23 {
-        let job = db
-            .store
-            .claim(&demand(runner, &[("a", 1)], 1))
-            .await
-            .unwrap()
-            .remove(0);
+        let job = claim_one(&db, runner).await;
         assert_eq!(job.attempt, attempt);
         db.store
             .round(
@@ -286,12 +282,7 @@ async fn a_retry_carries_its_history_and_lies_ahead_of_every_mark() {
         1
     );
     // A refund gives the attempt back.
-    let job = db
-        .store
-        .claim(&demand(runner, &[("a", 1)], 1))
-        .await
-        .unwrap()
-        .remove(0);
+    let job = claim_one(&db, runner).await;
     db.store
         .round(
             &[finish(
@@ -440,18 +431,8 @@ async fn a_claim_whose_answer_was_lost_is_released_unless_it_is_known() {
     let runner = runner(&db).await;
     db.enqueue("a", "{}").await;
     db.enqueue("a", "{}").await;
-    let first = db
-        .store
-        .claim(&demand(runner, &[("a", 1)], 1))
-        .await
-        .unwrap()
-        .remove(0);
-    let second = db
-        .store
-        .claim(&demand(runner, &[("a", 1)], 1))
-        .await
-        .unwrap()
-        .remove(0);
+    let first = claim_one(&db, runner).await;
+    let second = claim_one(&db, runner).await;
     assert_eq!(
         db.store
             .release_strays(runner, &[first.claim.0], Duration::from_secs(3600))
@@ -492,12 +473,7 @@ async fn history_goes_into_day_partitions_and_never_for_want_of_one_astray() {
     assert_eq!(db.store.make_history_partitions().await.unwrap(), 0);
     let runner = runner(&db).await;
     db.enqueue("a", "{}").await;
-    let job = db
-        .store
-        .claim(&demand(runner, &[("a", 1)], 1))
-        .await
-        .unwrap()
-        .remove(0);
+    let job = claim_one(&db, runner).await;
     db.store
         .round(&[finish(&job, Verdict::Done(None))], None)
         .await
