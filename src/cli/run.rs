@@ -131,8 +131,16 @@ pub(super) async fn serve(
     if runner.plugins().is_empty() {
         tracing::warn!(folder = %runner.plugins_folder().display(), "the plugins folder has no .wasm files yet; jobs wait until it has");
     }
-    signals.next().await;
-    tracing::info!("signal received, stopping");
+    let ending = tokio::select! {
+        () = signals.next() => {
+            tracing::info!("signal received, stopping");
+            Ending::Done
+        }
+        () = runner.stopping() => {
+            tracing::error!("the runner stopped by a fault of its own; start it again");
+            Ending::Failed
+        }
+    };
     runner.drain();
     let halt = runner.halter();
     let join = runner.join();
@@ -147,5 +155,5 @@ pub(super) async fn serve(
     }
     store.close().await;
     tracing::info!("stopped");
-    Ok(Ending::Done)
+    Ok(ending)
 }

@@ -29,6 +29,8 @@ const WORTH_A_SECOND: usize = 16;
 
 /// Runs until drained, and then until nothing is left to write. False: something could not be written in time.
 pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
+    // However this ends, also by a panic: nobody must take a runner for working that has no dispatcher.
+    let _ended = shared.drain.clone().drop_guard();
     let slots = Slots::new(shared.config.runner.slots);
     let mut dispatch = Dispatch {
         shared,
@@ -222,7 +224,7 @@ impl Dispatch {
         let (mut round, cycle) = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                // Only a fault of the host gets here. What the round carried comes back when the lease ends.
+                // Only a fault of the host gets here. The runner ends, and what the round carried is taken back.
                 tracing::error!(%error, "a round's task failed");
                 self.shared.halt.cancel();
                 self.shared.drain.cancel();

@@ -219,8 +219,12 @@ impl Runner {
 
     /// Takes no more jobs and hands back what runs, now.
     pub fn halt(&self) {
-        self.drain();
-        self.shared.halt.cancel();
+        self.halter()();
+    }
+
+    /// Waits until the runner takes no more jobs: it was told to, or its dispatcher ended by a fault of the host.
+    pub fn stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.shared.drain.clone().cancelled_owned()
     }
 
     /// [`halt`](Self::halt) for later, when [`join`](Self::join) has taken the runner.
