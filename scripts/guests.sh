@@ -25,6 +25,6 @@ place() {
 for name in markdown flaky spin noop; do
     place "$name" "plugins/$name.wasm"
 done
-for name in probe start_loop; do
+for name in probe client start_loop; do
     place "$name" "target/guests/$name.wasm"
 done

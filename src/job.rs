@@ -6,12 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// Largest payload and result, in bytes of JSON text. The SQL functions hold the same number for payloads.
-pub const MAX_JSON_BYTES: usize = 1024 * 1024;
-/// Longest error text that is kept, in bytes; what is longer is cut and marked as cut.
-pub const MAX_ERROR_BYTES: usize = 16 * 1024;
-/// Longest progress message that is kept, in bytes.
-pub const MAX_PROGRESS_BYTES: usize = 4 * 1024;
+/// Largest payload, in bytes of JSON text. The SQL functions hold the same number.
+pub const MAX_PAYLOAD_BYTES: usize = 1024 * 1024;
+/// Longest error text of the host's own, in bytes; what is longer is cut and marked as cut.
+const MAX_ERROR_BYTES: usize = 16 * 1024;
 
 /// The id of a job: the primary key of its row, the same for its whole life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -48,6 +46,11 @@ impl JobType {
     /// The job type as text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The same text, shared.
+    pub fn shared(&self) -> Arc<str> {
+        self.0.clone()
     }
 }
 
@@ -139,6 +142,8 @@ pub struct Claimed {
     pub enqueued_at: Timestamp,
     /// The job that this one follows from.
     pub parent: Option<JobId>,
+    /// What earlier attempts saved: a JSON object by name.
+    pub checkpoint: Option<String>,
 }
 
 /// Why an attempt came to nothing. The class decides what happens next; the text is for people.
@@ -146,6 +151,8 @@ pub struct Claimed {
 pub enum FailureClass {
     /// The wall-clock limit of the attempt passed.
     Timeout,
+    /// The computing time was used up.
+    CpuLimit,
     /// The fuel budget was used up.
     OutOfFuel,
     /// The guest wanted more memory than it may have.
@@ -164,6 +171,8 @@ pub enum FailureClass {
     HostLost,
     /// The runner stopped and gave the job back; no attempt is used.
     HandedBack,
+    /// The job was cancelled while the attempt ran.
+    Cancelled,
     /// The host is at fault, never the guest; no attempt is used.
     HostError,
 }
@@ -173,6 +182,7 @@ impl FailureClass {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
+            Self::CpuLimit => "cpu_limit",
             Self::OutOfFuel => "out_of_fuel",
             Self::OutOfMemory => "out_of_memory",
             Self::Trap => "trap",
@@ -182,6 +192,7 @@ impl FailureClass {
             Self::Snoozed => "snoozed",
             Self::HostLost => "host_lost",
             Self::HandedBack => "handed_back",
+            Self::Cancelled => "cancelled",
             Self::HostError => "host_error",
         }
     }
@@ -205,7 +216,7 @@ pub enum Disposition {
 pub struct Failure {
     /// For programs.
     pub class: FailureClass,
-    /// For people; at most [`MAX_ERROR_BYTES`], no NUL.
+    /// For people; no NUL.
     pub message: String,
     /// What to do next.
     pub disposition: Disposition,
@@ -214,9 +225,19 @@ pub struct Failure {
 impl Failure {
     /// A failure whose text is made fit to be stored.
     pub fn new(class: FailureClass, message: impl AsRef<str>, disposition: Disposition) -> Self {
+        Self::within(MAX_ERROR_BYTES, class, message, disposition)
+    }
+
+    /// The same with a text of at most `limit` bytes.
+    pub fn within(
+        limit: usize,
+        class: FailureClass,
+        message: impl AsRef<str>,
+        disposition: Disposition,
+    ) -> Self {
         Self {
             class,
-            message: storable(message.as_ref(), MAX_ERROR_BYTES),
+            message: storable(message.as_ref(), limit),
             disposition,
         }
     }
@@ -256,6 +277,19 @@ pub struct Usage {
     pub fuel: Option<u64>,
     /// Largest sum of the guest's linear memories, in bytes.
     pub peak_memory: u64,
+    /// Its HTTP calls, if it made any.
+    pub http: Option<HttpUsage>,
+}
+
+/// The HTTP calls of an attempt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HttpUsage {
+    /// How many.
+    pub calls: u32,
+    /// Sent and received, headers and bodies.
+    pub bytes: u64,
+    /// Their time together.
+    pub time: Duration,
 }
 
 /// What one attempt came to, with all that is to be written about it.
@@ -269,6 +303,8 @@ pub struct Outcome {
     pub usage: Usage,
     /// The first and last part of what the guest printed and logged.
     pub output: Option<String>,
+    /// The newest progress that the guest reported and nobody took yet: percent and message.
+    pub progress: Option<(u8, String)>,
 }
 
 /// Makes text fit for a `text` column: no NUL, at most `limit` bytes, marked when cut.
@@ -304,17 +340,13 @@ pub fn storable(text: &str, limit: usize) -> String {
     cut + MARK
 }
 
-/// Checks that text is JSON that `jsonb` will take: well-formed, no NUL escape, no lone surrogate, at most
-/// [`MAX_JSON_BYTES`].
+/// Checks that text is JSON that `jsonb` will take: well-formed, no NUL escape, no lone surrogate, at most `limit` bytes.
 ///
 /// # Errors
 /// Says what is wrong and where.
-pub fn check_json(text: &str) -> Result<(), String> {
-    if text.len() > MAX_JSON_BYTES {
-        return Err(format!(
-            "it has {} bytes, the limit is {MAX_JSON_BYTES}",
-            text.len()
-        ));
+pub fn check_json(text: &str, limit: usize) -> Result<(), String> {
+    if text.len() > limit {
+        return Err(format!("it has {} bytes, the limit is {limit}", text.len()));
     }
     serde_json::from_str::<serde::de::IgnoredAny>(text)
         .map_err(|error| format!("it is not JSON: {error}"))?;
@@ -381,7 +413,10 @@ mod tests {
             ("{", "not JSON"),
             ("", "not JSON"),
         ] {
-            assert!(check_json(text).unwrap_err().contains(cause), "{text}");
+            assert!(
+                check_json(text, 1000).unwrap_err().contains(cause),
+                "{text}"
+            );
         }
         for text in [
             r#""\\u0000""#,
@@ -390,7 +425,7 @@ mod tests {
             "1.10",
             "null",
         ] {
-            check_json(text).unwrap();
+            check_json(text, 1000).unwrap();
         }
     }
 

@@ -4,9 +4,10 @@
 //!
 //! | rank | modules | what |
 //! |---|---|---|
-//! | 0 | [`job`], [`backoff`] | the words of the domain, pure |
+//! | 0 | [`job`], [`backoff`], [`policy`] | the words of the domain; where HTTP may go; all pure |
 //! | 1 | [`config`] | `runner.toml` |
 //! | 2 | [`telemetry`] | log, events, counters |
+//! | 2 | [`http`] | the one client through which handlers reach the world |
 //! | 3 | [`store`] | everything that speaks SQL |
 //! | 3 | [`engine`] | everything that speaks Wasm |
 //! | 4 | [`plugins`] | which component serves which job type |
@@ -20,8 +21,10 @@ pub mod cli;
 pub mod config;
 pub mod dev;
 pub mod engine;
+pub mod http;
 pub mod job;
 pub mod plugins;
+pub mod policy;
 pub mod runner;
 pub mod store;
 pub mod telemetry;

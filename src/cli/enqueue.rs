@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::{Ending, Misuse, block_on, database, open, print};
 use crate::config::Config;
-use crate::job::{JobId, check_json};
+use crate::job::{JobId, MAX_PAYLOAD_BYTES, check_json};
 use crate::store::{Error, NewJob, Store};
 
 /// Enqueue a job and print its id
@@ -159,7 +159,7 @@ pub(super) fn read_payload(argument: &str) -> anyhow::Result<String> {
         }
         None => (argument.to_owned(), "given".into()),
     };
-    check_json(&text).map_err(|error| {
+    check_json(&text, MAX_PAYLOAD_BYTES).map_err(|error| {
         Misuse(format!("the payload {from} is refused: {error}; it must be JSON text such as '{{\"to\":\"ann@example.test\"}}'"))
     })?;
     Ok(text)

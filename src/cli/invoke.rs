@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::enqueue::read_payload;
 use super::{Ending, Misuse, block_on, print};
 use crate::config::Config;
-use crate::engine::{Engine, Progress, Stop};
+use crate::engine::{Engine, NoLedger, Progress, Stop, Ties};
 use crate::job::{ClaimToken, Claimed, FollowUp, JobId, JobType, Priority, Timestamp};
 
 /// Call one handler once, without a database, and print what it came to
@@ -43,8 +43,11 @@ impl Invoke {
             .and_then(|name| name.to_str())
             .unwrap_or("handler")
             .to_owned();
+        let mut config = config.clone();
+        config.open_secrets()?;
         let rules = config.plugin(&name);
-        let engine = Engine::new(&config.engine, 1)?;
+        let engine = Engine::new(&config, 1)?;
+        let grants = engine.grants(&name, &rules);
         let handler = engine
             .compile(&bytes, rules.limits.fuel.is_some())
             .with_context(|| format!("`{}` is refused", self.file.display()))?;
@@ -65,14 +68,14 @@ impl Invoke {
             ordering_key: None,
             enqueued_at: now(),
             parent: None,
+            checkpoint: None,
         };
-        let progress = Arc::new(Progress::default());
-        let stop = Arc::new(Stop::default());
-        let outcome = block_on(async {
-            Ok(engine
-                .call(&handler, &job, &rules.limits, &stop, &progress)
-                .await)
-        })?;
+        let ties = Ties {
+            stop: Arc::new(Stop::default()),
+            progress: Arc::new(Progress::default()),
+            ledger: Arc::new(NoLedger),
+        };
+        let outcome = block_on(async { Ok(engine.call(&handler, &grants, &job, &ties).await) })?;
         let done = outcome.verdict.is_ok();
         let usage = outcome.usage;
         let failure = outcome.verdict.as_ref().err();
@@ -89,12 +92,15 @@ impl Invoke {
                     .transpose()?,
                 error: failure.map(|failure| failure.message.as_str()),
                 follow_ups: &outcome.follow_ups,
-                progress: progress.take(),
+                progress: outcome.progress.clone(),
                 output: outcome.output.as_deref(),
                 run_us: usage.run.as_micros(),
                 cpu_us: usage.cpu.as_micros(),
                 fuel: usage.fuel,
                 peak_memory: usage.peak_memory,
+                http_calls: usage.http.map(|http| http.calls),
+                http_bytes: usage.http.map(|http| http.bytes),
+                http_us: usage.http.map(|http| http.time.as_micros()),
             })?;
         } else {
             match &outcome.verdict {
@@ -116,20 +122,24 @@ impl Invoke {
                     print::plain(job.payload.get())
                 ))?;
             }
-            if let Some((percent, message)) = progress.take() {
-                print::line(&format!("progress   {percent}% {}", print::plain(&message)))?;
+            if let Some((percent, message)) = &outcome.progress {
+                print::line(&format!("progress   {percent}% {}", print::plain(message)))?;
             }
             for text in outcome.output.iter().flat_map(|output| output.lines()) {
                 print::line(&format!("output     {}", print::plain(text)))?;
             }
             print::line(&format!(
-                "used       {:?} wall clock, {:?} computing, {} KiB memory{}",
+                "used       {:?} wall clock, {:?} computing, {} KiB memory{}{}",
                 usage.run,
                 usage.cpu,
                 usage.peak_memory / 1024,
                 usage
                     .fuel
-                    .map_or_else(String::new, |fuel| format!(", {fuel} fuel"))
+                    .map_or_else(String::new, |fuel| format!(", {fuel} fuel")),
+                usage.http.map_or_else(String::new, |http| format!(
+                    ", {} HTTP calls of {} bytes in {:?}",
+                    http.calls, http.bytes, http.time
+                ))
             ))?;
         }
         Ok(if done { Ending::Done } else { Ending::Failed })
@@ -149,6 +159,9 @@ struct Answer<'a> {
     cpu_us: u128,
     fuel: Option<u64>,
     peak_memory: u64,
+    http_calls: Option<u32>,
+    http_bytes: Option<u64>,
+    http_us: Option<u128>,
 }
 
 fn now() -> Timestamp {

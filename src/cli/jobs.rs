@@ -5,9 +5,9 @@ use clap::{Args, Subcommand};
 use super::{Ending, Misuse, block_on, database, open, print};
 use crate::config::Config;
 use crate::job::JobId;
-use crate::store::Error;
+use crate::store::{Error, Store};
 
-/// List and show jobs
+/// List, show and cancel jobs
 #[derive(Debug, Args)]
 pub(super) struct Jobs {
     #[command(subcommand)]
@@ -20,6 +20,8 @@ enum Command {
     List(List),
     /// Show everything about one job
     Show(Show),
+    /// Cancel jobs, pending or running, for good
+    Cancel(Cancel),
 }
 
 #[derive(Debug, Args)]
@@ -45,6 +47,55 @@ struct Show {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Cancel {
+    /// The jobs' ids
+    #[arg(required = true)]
+    ids: Vec<i64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What became of a job that was to be cancelled.
+#[derive(serde::Serialize)]
+struct Cancelled {
+    id: JobId,
+    /// `cancelled`, `done` or `failed`; null when there is no such job.
+    state: Option<String>,
+}
+
+impl Cancel {
+    /// All of them, whatever becomes of each.
+    async fn cancel(&self, store: &Store) -> anyhow::Result<Ending> {
+        let mut jobs = Vec::new();
+        for id in self.ids.iter().copied().map(JobId) {
+            let state = store.cancel(id).await?;
+            jobs.push(Cancelled { id, state });
+        }
+        if self.json {
+            print::json(&jobs)?;
+        } else {
+            for job in &jobs {
+                let id = job.id;
+                print::line(&match job.state.as_deref() {
+                    Some("cancelled") => format!("job {id} is cancelled"),
+                    Some(state) => {
+                        format!("job {id} had ended before: it is {state}, nothing was changed")
+                    }
+                    None => {
+                        format!("there is no job {id}: it never was, or the history has dropped it")
+                    }
+                })?;
+            }
+        }
+        let all = jobs
+            .iter()
+            .all(|job| job.state.as_deref() == Some("cancelled"));
+        Ok(if all { Ending::Done } else { Ending::Failed })
+    }
 }
 
 impl Jobs {
@@ -92,6 +143,7 @@ impl Jobs {
                         print_job(&job)?;
                     }
                 }
+                Command::Cancel(cancel) => return cancel.cancel(&store).await,
             }
             Ok(Ending::Done)
         })

@@ -40,7 +40,7 @@ enum Command {
 
 impl Plugins {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
-        let engine = Engine::new(&config.engine, 1)?;
+        let engine = Engine::new(config, 1)?;
         match self.command {
             Command::List { plugins, json } => list(&engine, config, plugins, json),
             Command::Check { files, json } => check(&engine, &files, json),

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Config;
+use super::source::{Source, line_at};
+use super::{Config, PluginDefaults};
 
 /// What is wrong with the settings.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +30,10 @@ pub enum Error {
         message: String,
     },
     /// The values do not fit together.
-    #[error("`{}`: {message}", path.display())]
+    #[error("{at}: {message}")]
     Unfit {
-        /// The file.
-        path: PathBuf,
+        /// The file, and the line where there is one.
+        at: String,
         /// What is wrong and what to write instead.
         message: String,
     },
@@ -77,54 +78,63 @@ impl Config {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
-        let config: Self = toml::from_str(text).map_err(|error| {
-            let start = error.span().map_or(0, |span| span.start.min(text.len()));
-            let line = text.as_bytes()[..start]
-                .iter()
-                .filter(|byte| **byte == b'\n')
-                .count()
-                + 1;
-            Error::Invalid {
-                path: path.into(),
-                line,
-                message: explain(error.message()),
-            }
-        })?;
-        config.check().map_err(|message| Error::Unfit {
+        let mut config: Self = toml::from_str(text).map_err(|error| Error::Invalid {
             path: path.into(),
-            message,
+            line: line_at(text, error.span().map_or(0, |span| span.start)),
+            message: explain(error.message()),
         })?;
+        config.source = Source::new(path, text);
+        config
+            .check()
+            .map_err(|(key, message)| config.unfit(&parts(&key), &message))?;
         Ok(config)
     }
 
-    /// Holds the values against each other.
-    fn check(&self) -> Result<(), String> {
+    /// What is wrong with the value of a key.
+    pub(super) fn unfit(&self, key: &[&str], message: &str) -> Error {
+        Error::Unfit {
+            at: self.source.at(key),
+            message: message.to_owned(),
+        }
+    }
+
+    /// Holds the values against each other. The error is the key and what is wrong with it.
+    fn check(&self) -> Result<(), Wrong> {
         let runner = &self.runner;
         let (lease, beat, call) = (runner.lease.0, runner.beat.0, self.database.call_timeout.0);
         if runner.slots == 0 || runner.slots > 10_000 {
-            return Err(format!(
-                "`runner.slots` is {}, it must be 1 to 10000",
-                runner.slots
-            ));
+            return wrong(
+                "runner.slots",
+                format!("`runner.slots` is {}, it must be 1 to 10000", runner.slots),
+            );
         }
         if beat.is_zero() || beat * 3 > lease {
-            return Err(format!(
-                "`runner.beat` is {beat:?}, it must be at most a third of `runner.lease` ({lease:?})"
-            ));
+            return wrong(
+                "runner.beat",
+                format!(
+                    "`runner.beat` is {beat:?}, it must be at most a third of `runner.lease` ({lease:?})"
+                ),
+            );
         }
         if call.is_zero() || call + beat > lease {
-            return Err(format!(
-                "`database.call_timeout` is {call:?}, together with `runner.beat` ({beat:?}) it must fit into `runner.lease` ({lease:?})"
-            ));
+            return wrong(
+                "database.call_timeout",
+                format!(
+                    "`database.call_timeout` is {call:?}, together with `runner.beat` ({beat:?}) it must fit into `runner.lease` ({lease:?})"
+                ),
+            );
         }
         if self.database.connections < 3 {
-            return Err("`database.connections` must be 3 or more: two for claims and results, one for the lease and all else".into());
+            return wrong(
+                "database.connections",
+                "`database.connections` must be 3 or more: two for claims and results, one for the lease and all else",
+            );
         }
         // Enqueue leaves the runners asleep for jobs that are due in 10 s or later; polls are jittered by a fifth.
         if runner.poll.0 > Duration::from_secs(8) {
-            return Err(
-                "`runner.poll` must be 8s or less: a sleeping runner finds future jobs by polling"
-                    .into(),
+            return wrong(
+                "runner.poll",
+                "`runner.poll` must be 8s or less: a sleeping runner finds future jobs by polling",
             );
         }
         for (key, span) in [
@@ -136,58 +146,151 @@ impl Config {
             ("engine.tick", self.engine.tick),
         ] {
             if span.0.is_zero() {
-                return Err(format!("`{key}` must be more than 0"));
+                return wrong(key, format!("`{key}` must be more than 0"));
             }
         }
         if self.engine.tick.0 > Duration::from_secs(1) {
-            return Err("`engine.tick` must be 1s or less: limits are checked that often".into());
+            return wrong(
+                "engine.tick",
+                "`engine.tick` must be 1s or less: limits are checked that often",
+            );
         }
+        for (name, secret) in &self.secrets {
+            secret
+                .check(name)
+                .map_err(|message| (format!("secrets.{name}"), message))?;
+        }
+        self.check_plugins()
+    }
+
+    fn check_plugins(&self) -> Result<(), Wrong> {
+        self.check_rules("defaults", &self.defaults)?;
         let mut served = std::collections::BTreeMap::new();
-        for name in self.plugins.keys() {
+        for (name, own) in &self.plugins {
             let rules = self.plugin(name);
             let at = format!("plugins.{name}");
             for job_type in &rules.job_types {
                 if job_type.is_empty() || job_type.chars().count() > 200 {
-                    return Err(format!(
-                        "`{at}.job_types`: a job type has 1 to 200 characters"
-                    ));
+                    return wrong(
+                        &format!("{at}.job_types"),
+                        format!("`{at}.job_types`: a job type has 1 to 200 characters"),
+                    );
                 }
                 if let Some(other) = served.insert(job_type.clone(), name) {
-                    return Err(format!(
-                        "`plugins.{other}` and `{at}` both serve the job type `{job_type}`"
-                    ));
+                    return wrong(
+                        &at,
+                        format!(
+                            "`plugins.{other}` and `{at}` both serve the job type `{job_type}`"
+                        ),
+                    );
                 }
             }
-            check_rules(&at, &rules)?;
+            if let Some(secret) = own
+                .secrets
+                .iter()
+                .find(|secret| !self.secrets.contains_key(*secret))
+            {
+                return wrong(
+                    &format!("{at}.secrets"),
+                    format!("there is no section `[secrets.{secret}]` for the secret `{secret}`"),
+                );
+            }
+            if let Some(key) = own.config.keys().find(|key| key.starts_with("secrets.")) {
+                return wrong(
+                    &format!("{at}.config"),
+                    format!("the setting `{key}` would hide a secret: begin it otherwise"),
+                );
+            }
+            self.check_rules(&at, &self.defaults.under(own))?;
         }
-        check_rules("defaults", &self.plugin(""))
+        Ok(())
+    }
+
+    /// Holds one plugin's limits and delays within what makes sense, and under the ceiling.
+    fn check_rules(&self, at: &str, rules: &PluginDefaults) -> Result<(), Wrong> {
+        let fault = |key: &str, what: &str| {
+            wrong(
+                &format!("{at}.{key}"),
+                format!("`{at}.{key}` must be {what}"),
+            )
+        };
+        let year = Duration::from_secs(365 * 86_400);
+        if rules.timeout.0.is_zero() {
+            return fault("timeout", "more than 0");
+        }
+        if rules.memory.0 < 64 * 1024 || rules.memory.0 > 4 << 30 {
+            return fault("memory", "64KiB to 4GiB");
+        }
+        for (key, most) in [
+            ("result", 16 << 20),
+            ("error_text", 1 << 20),
+            ("progress", 1 << 20),
+        ] {
+            let size = match key {
+                "result" => rules.result,
+                "error_text" => rules.error_text,
+                _ => rules.progress,
+            };
+            if size.0 < 256 || size.0 > most {
+                return fault(key, &format!("256B to {most} bytes"));
+            }
+        }
+        if rules.host_call.0 < 64 * 1024 {
+            return fault("host_call", "64KiB or more: the job itself has to cross");
+        }
+        if rules.instances == 0 || rules.table_elements == 0 {
+            return fault("instances", "more than 0, and `table_elements` too");
+        }
+        if rules.http.concurrent == 0 {
+            return fault(
+                "http.concurrent",
+                "more than 0; an empty `allow` forbids all calls",
+            );
+        }
+        if rules.http.headers.0 < 8 * 1024 {
+            return fault("http.headers", "8KiB or more");
+        }
+        for (key, span) in [
+            ("http.connect_timeout", rules.http.connect_timeout),
+            ("http.first_byte_timeout", rules.http.first_byte_timeout),
+            ("http.timeout", rules.http.timeout),
+        ] {
+            if span.0.is_zero() {
+                return fault(key, "more than 0");
+            }
+        }
+        if !(1.0..=1000.0).contains(&rules.retry_factor) {
+            return fault("retry_factor", "1 to 1000");
+        }
+        if !(0.0..=1.0).contains(&rules.retry_jitter) {
+            return fault("retry_jitter", "0 to 1");
+        }
+        if rules.retry_max.0 > year || rules.retry_base.0 > year {
+            return fault("retry_max", "at most a year, and `retry_base` too");
+        }
+        if let Some((key, value, most)) = rules.above(&self.ceiling) {
+            return wrong(
+                &format!("{at}.{key}"),
+                format!(
+                    "`{at}.{key}` is {value}, the ceiling is {most}: lower it, or raise {}",
+                    self.source.place(&parts(&format!("ceiling.{key}")))
+                ),
+            );
+        }
+        Ok(())
     }
 }
 
-/// Holds one plugin's limits and delays within what makes sense.
-fn check_rules(at: &str, rules: &super::PluginRules) -> Result<(), String> {
-    let year = Duration::from_secs(365 * 86_400);
-    if rules.limits.timeout.is_zero() || rules.limits.timeout > year {
-        return Err(format!(
-            "`{at}.timeout` must be more than 0 and at most a year"
-        ));
-    }
-    if rules.limits.memory < 64 * 1024 || rules.limits.memory > 4 << 30 {
-        return Err(format!("`{at}.memory` must be 64KiB to 4GiB"));
-    }
-    let backoff = &rules.backoff;
-    if !(1.0..=1000.0).contains(&backoff.factor) {
-        return Err(format!("`{at}.retry_factor` must be 1 to 1000"));
-    }
-    if !(0.0..=1.0).contains(&backoff.jitter) {
-        return Err(format!("`{at}.retry_jitter` must be 0 to 1"));
-    }
-    if backoff.max > year || backoff.base > year {
-        return Err(format!(
-            "`{at}.retry_base` and `{at}.retry_max` must be at most a year"
-        ));
-    }
-    Ok(())
+/// A key and what is wrong with its value.
+type Wrong = (String, String);
+
+fn wrong(key: &str, message: impl Into<String>) -> Result<(), Wrong> {
+    Err((key.to_owned(), message.into()))
+}
+
+/// `plugins.NAME.http.timeout` as its parts; a plugin's name may hold dots.
+fn parts(key: &str) -> Vec<&str> {
+    key.split('.').collect()
 }
 
 /// Makes the parser's message a sentence for the reader; for an unknown key it names the nearest known one.
@@ -215,7 +318,6 @@ fn explain(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Limits;
 
     fn refusal(text: &str) -> String {
         Config::parse(text, Path::new("runner.toml"))
@@ -262,17 +364,111 @@ mod tests {
         let rules = Config::parse(text, Path::new("runner.toml"))
             .unwrap()
             .plugin("mail");
+        let limits = rules.limits;
         assert_eq!(
-            rules.limits,
-            Limits {
-                timeout: Duration::from_secs(3),
-                memory: 1 << 20,
-                fuel: None
-            }
+            (limits.timeout, limits.memory, limits.fuel, limits.result),
+            (Duration::from_secs(3), 1 << 20, None, 1 << 20)
         );
+        // As long as the wall-clock limit, unless it is set.
+        assert_eq!(limits.cpu, limits.timeout);
         assert_eq!(
             (rules.concurrency, rules.job_types),
             (Some(2), vec!["mail".to_owned()])
         );
+    }
+
+    #[test]
+    fn what_is_above_the_ceiling_is_refused_with_both_lines() {
+        let text =
+            "[plugins.mail]\nmemory = \"1MiB\"\ntimeout = \"2h\"\n\n[ceiling]\ntimeout = \"1h\"\n";
+        assert_eq!(
+            refusal(text),
+            "`runner.toml` line 3: `plugins.mail.timeout` is \"2h\", the ceiling is \"1h\": lower it, or raise `timeout` under `[ceiling]` (runner.toml line 6)"
+        );
+        assert!(
+            refusal("[defaults.http]\ncalls = 20000\n")
+                .contains("line 2: `defaults.http.calls` is 20000, the ceiling is 10000")
+        );
+    }
+
+    #[test]
+    fn http_rules_and_secrets_are_checked_when_they_are_read() {
+        assert!(
+            refusal("[plugins.mail.http]\ncalls = 3\nallow = [\"https://a.example/path\"]\n")
+                .contains("line 3: ")
+        );
+        assert!(
+            refusal(
+                "[plugins.mail.http]\nallow = [{ to = \"https://a.example\", privat = true }]\n"
+            )
+            .contains("line 2: the key `privat` is not known; did you mean `private`?")
+        );
+        for (text, reason) in [
+            (
+                "[plugins.mail]\nsecrets = [\"stripe\"]\n",
+                "line 2: there is no section `[secrets.stripe]`",
+            ),
+            (
+                "[secrets.stripe]\nenv = \"A\"\nfile = \"b\"\nhosts = [\"https://a.example\"]\n",
+                "line 1: `secrets.stripe` needs one of",
+            ),
+            (
+                "[secrets.stripe]\nenv = \"A\"\n",
+                "line 1: `secrets.stripe.hosts` is empty",
+            ),
+            (
+                "[secrets.\"a b\"]\nenv = \"A\"\n",
+                "must be of 1 to 64 letters",
+            ),
+        ] {
+            let refusal = refusal(text);
+            assert!(refusal.contains(reason), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn places_in_the_file_are_named_with_their_line() {
+        let text = "[plugins.a]\n[plugins.mail.http]\ncalls = 3\nallow = []\n";
+        let config = Config::parse(text, Path::new("runner.toml")).unwrap();
+        assert_eq!(
+            config.plugin("mail").http.allow_at,
+            "`allow` under `[plugins.mail.http]` (runner.toml line 4)"
+        );
+        // Nothing to point at: where it belongs.
+        assert_eq!(
+            config.plugin("a").http.allow_at,
+            "`allow` under `[plugins.a.http]` (runner.toml)"
+        );
+        assert_eq!(
+            Config::default().plugin("mail").http.allow_at,
+            "`allow` under `[plugins.mail.http]` (runner.toml)"
+        );
+    }
+
+    #[test]
+    fn secrets_are_read_from_files_and_never_shown() {
+        let folder = std::env::temp_dir().join(format!("piecework-secrets-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("stripe");
+        let text = format!(
+            "[secrets.stripe]\nfile = {:?}\nhosts = [\"https://api.stripe.com\"]\n[plugins.mail]\nsecrets = [\"stripe\"]\n",
+            file
+        );
+        let mut config = Config::parse(&text, Path::new("runner.toml")).unwrap();
+        let missing = config.open_secrets().unwrap_err().to_string();
+        assert!(missing.starts_with("`runner.toml` line 1: cannot read the file"));
+        for bad in ["", "  \n", "two\nlines"] {
+            std::fs::write(&file, bad).unwrap();
+            let refusal = config.open_secrets().unwrap_err().to_string();
+            assert!(!refusal.contains("lines"), "{refusal}");
+        }
+        std::fs::write(&file, "sk_live_4711\n").unwrap();
+        config.open_secrets().unwrap();
+        let rules = config.plugin("mail");
+        assert_eq!(rules.secrets[0].value.reveal(), "sk_live_4711");
+        assert!(!format!("{config:?}{rules:?}").contains("4711"));
+        // Nobody else has it.
+        assert_eq!(config.plugin("other").secrets, []);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

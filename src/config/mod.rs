@@ -7,13 +7,22 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+mod layers;
 mod load;
+mod secrets;
+mod source;
 mod units;
 
+pub use layers::{
+    Ceiling, HttpCeiling, HttpDefaults, HttpSettings, PluginDefaults, PluginSettings,
+};
 pub use load::Error;
+pub use secrets::{Hidden, Secret, SecretSettings};
 pub use units::{Size, Span};
 
 use crate::backoff::Backoff;
+use crate::policy::Policy;
+use source::Source;
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -25,14 +34,26 @@ pub struct Config {
     pub runner: Runner,
     /// The WebAssembly engine.
     pub engine: Engine,
+    /// What all HTTP calls of handlers share.
+    pub http: Http,
     /// What holds for every plugin that does not say otherwise.
     pub defaults: PluginDefaults,
+    /// What no plugin may exceed.
+    pub ceiling: Ceiling,
+    /// Secrets by name: `[secrets.NAME]`.
+    pub secrets: BTreeMap<String, SecretSettings>,
     /// Single plugins by name: `[plugins.NAME]` is about `NAME.wasm`.
     pub plugins: BTreeMap<String, PluginSettings>,
+    /// The secrets' values, once [`open_secrets`](Self::open_secrets) has read them.
+    #[serde(skip)]
+    opened: BTreeMap<String, Secret>,
+    /// The file that all this stands in.
+    #[serde(skip)]
+    source: Source,
 }
 
 /// `[database]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Database {
     /// Where the queue is; the environment's `DATABASE_URL` wins. Empty: `dev` and `demo` start a private PostgreSQL.
@@ -47,6 +68,18 @@ pub struct Database {
     pub folder: PathBuf,
     /// The private PostgreSQL answers before a commit is on disk: faster, and a crash of the machine may lose the last jobs.
     pub fast: bool,
+}
+
+/// Without the address, which may hold a password.
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Database")
+            .field("connections", &self.connections)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("call_timeout", &self.call_timeout)
+            .field("folder", &self.folder)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for Database {
@@ -133,74 +166,23 @@ impl Default for Engine {
     }
 }
 
-/// `[defaults]`
+/// `[http]`: what all HTTP calls of handlers share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct PluginDefaults {
-    /// Wall-clock limit of an attempt: computing, sleeping and host calls together.
-    pub timeout: Span,
-    /// Linear memory of an attempt, summed over all memories of the component.
-    pub memory: Size,
-    /// Fuel of an attempt, a repeatable work budget; 0 for none. It has its price: code up to 1.9 times slower.
-    pub fuel: u64,
-    /// Most jobs of a job type that run at once in this process; 0 for no limit but the slots.
-    pub concurrency: u32,
-    /// Delay after the first failed attempt.
-    pub retry_base: Span,
-    /// What each further attempt multiplies the delay by.
-    pub retry_factor: f64,
-    /// Longest delay.
-    pub retry_max: Span,
-    /// Share of the delay that is added at random, 0 to 1.
-    pub retry_jitter: f64,
+pub struct Http {
+    /// Certificates (PEM) that are trusted beside those of the system; empty for none.
+    pub ca_file: PathBuf,
+    /// How long a connection is kept for the next call.
+    pub idle: Span,
 }
 
-impl Default for PluginDefaults {
+impl Default for Http {
     fn default() -> Self {
         Self {
-            timeout: Span::secs(30),
-            memory: Size::mib(64),
-            fuel: 0,
-            concurrency: 0,
-            retry_base: Span::secs(5),
-            retry_factor: 2.0,
-            retry_max: Span::secs(3600),
-            retry_jitter: 0.2,
+            ca_file: PathBuf::new(),
+            idle: Span::secs(30),
         }
     }
-}
-
-/// `[plugins.NAME]`: what is given here wins over `[defaults]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PluginSettings {
-    /// The job types that the plugin serves; its name when not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub job_types: Option<Vec<String>>,
-    /// See [`PluginDefaults::timeout`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Span>,
-    /// See [`PluginDefaults::memory`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Size>,
-    /// See [`PluginDefaults::fuel`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fuel: Option<u64>,
-    /// See [`PluginDefaults::concurrency`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub concurrency: Option<u32>,
-    /// See [`PluginDefaults::retry_base`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retry_base: Option<Span>,
-    /// See [`PluginDefaults::retry_factor`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retry_factor: Option<f64>,
-    /// See [`PluginDefaults::retry_max`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retry_max: Option<Span>,
-    /// See [`PluginDefaults::retry_jitter`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retry_jitter: Option<f64>,
 }
 
 /// What holds for one plugin: its own settings over the defaults.
@@ -210,21 +192,87 @@ pub struct PluginRules {
     pub job_types: Vec<String>,
     /// Limits of an attempt.
     pub limits: Limits,
+    /// HTTP calls.
+    pub http: HttpRules,
+    /// What the plugin reads from `wasi:config/store`.
+    pub config: BTreeMap<String, String>,
+    /// The secrets that are granted to it and have been opened.
+    pub secrets: Vec<Secret>,
     /// Most jobs of one job type at once in this process.
     pub concurrency: Option<u32>,
     /// How long retries wait.
     pub backoff: Backoff,
 }
 
-/// The limits of one attempt.
+/// The limits of one attempt. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Wall clock.
     pub timeout: Duration,
-    /// Linear memory in bytes.
+    /// Computing time.
+    pub cpu: Duration,
+    /// Linear memory.
     pub memory: u64,
     /// Fuel, when the plugin has a budget.
     pub fuel: Option<u64>,
+    /// Elements of one table.
+    pub table_elements: usize,
+    /// Core instances.
+    pub instances: usize,
+    /// What crosses between guest and host in one call.
+    pub host_call: usize,
+    /// Handles at once.
+    pub handles: usize,
+    /// Random bytes in one call.
+    pub random: u64,
+    /// The result.
+    pub result: usize,
+    /// The text of an error.
+    pub error_text: usize,
+    /// A progress message.
+    pub progress: usize,
+    /// All checkpoints together.
+    pub checkpoint: usize,
+    /// Captured output.
+    pub output: usize,
+    /// Jobs that an attempt may enqueue.
+    pub follow_ups: usize,
+}
+
+/// Where a plugin's HTTP calls may go, and their limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpRules {
+    /// Its own list.
+    pub allow: Policy,
+    /// The operator's list for all plugins.
+    pub ceiling: Policy,
+    /// Where its own list stands in the settings, for people.
+    pub allow_at: String,
+    /// Where the operator's list stands, for people.
+    pub ceiling_at: String,
+    /// Limits of an attempt's calls.
+    pub limits: HttpLimits,
+}
+
+/// Limits of an attempt's HTTP calls. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpLimits {
+    /// Calls in an attempt.
+    pub calls: u32,
+    /// Calls that are open at once.
+    pub concurrent: u32,
+    /// Body of an answer.
+    pub response: u64,
+    /// Body of a request.
+    pub request: u64,
+    /// All headers of a request or an answer.
+    pub headers: u64,
+    /// Name lookup, TCP and TLS together.
+    pub connect_timeout: Duration,
+    /// Until the head of the answer is there.
+    pub first_byte_timeout: Duration,
+    /// In all.
+    pub timeout: Duration,
 }
 
 impl Config {
@@ -232,25 +280,72 @@ impl Config {
     pub fn plugin(&self, name: &str) -> PluginRules {
         let none = PluginSettings::default();
         let own = self.plugins.get(name).unwrap_or(&none);
-        let defaults = &self.defaults;
-        let or_zero = |value: u64| (value > 0).then_some(value);
+        let all = self.defaults.under(own);
+        let size = |size: Size| usize::try_from(size.0).unwrap_or(usize::MAX);
+        let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
         PluginRules {
             job_types: own
                 .job_types
                 .clone()
                 .unwrap_or_else(|| vec![name.to_owned()]),
             limits: Limits {
-                timeout: own.timeout.unwrap_or(defaults.timeout).0,
-                memory: own.memory.unwrap_or(defaults.memory).0,
-                fuel: or_zero(own.fuel.unwrap_or(defaults.fuel)),
+                timeout: all.timeout.0,
+                cpu: Some(all.cpu.0)
+                    .filter(|cpu| !cpu.is_zero())
+                    .unwrap_or(all.timeout.0),
+                memory: all.memory.0,
+                fuel: Some(all.fuel).filter(|fuel| *fuel > 0),
+                table_elements: count(all.table_elements),
+                instances: count(all.instances),
+                host_call: size(all.host_call),
+                handles: count(all.handles),
+                random: all.random.0,
+                result: size(all.result),
+                error_text: size(all.error_text),
+                progress: size(all.progress),
+                checkpoint: size(all.checkpoint),
+                output: size(all.output),
+                follow_ups: count(all.follow_ups),
             },
-            concurrency: Some(own.concurrency.unwrap_or(defaults.concurrency))
-                .filter(|limit| *limit > 0),
+            http: self.http_rules(name, own, &all.http),
+            config: own.config.clone(),
+            secrets: own
+                .secrets
+                .iter()
+                .filter_map(|name| self.opened.get(name).cloned())
+                .collect(),
+            concurrency: Some(all.concurrency).filter(|limit| *limit > 0),
             backoff: Backoff {
-                base: own.retry_base.unwrap_or(defaults.retry_base).0,
-                factor: own.retry_factor.unwrap_or(defaults.retry_factor),
-                max: own.retry_max.unwrap_or(defaults.retry_max).0,
-                jitter: own.retry_jitter.unwrap_or(defaults.retry_jitter),
+                base: all.retry_base.0,
+                factor: all.retry_factor,
+                max: all.retry_max.0,
+                jitter: all.retry_jitter,
+            },
+        }
+    }
+
+    fn http_rules(&self, name: &str, own: &PluginSettings, http: &HttpDefaults) -> HttpRules {
+        // A plugin without a list of its own is given one, rather than the list of all being widened.
+        let inherits = own.http.allow.is_none() && !self.defaults.http.allow.0.is_empty();
+        let allow_at = if inherits {
+            self.source.place(&["defaults", "http", "allow"])
+        } else {
+            self.source.place(&["plugins", name, "http", "allow"])
+        };
+        HttpRules {
+            allow: http.allow.clone(),
+            ceiling: self.ceiling.http.allow.clone(),
+            allow_at,
+            ceiling_at: self.source.place(&["ceiling", "http", "allow"]),
+            limits: HttpLimits {
+                calls: http.calls,
+                concurrent: http.concurrent,
+                response: http.response.0,
+                request: http.request.0,
+                headers: http.headers.0,
+                connect_timeout: http.connect_timeout.0,
+                first_byte_timeout: http.first_byte_timeout.0,
+                timeout: http.timeout.0,
             },
         }
     }

@@ -49,6 +49,11 @@ impl<'de> Deserialize<'de> for Span {
 pub struct Size(pub u64);
 
 impl Size {
+    /// Whole kibibytes.
+    pub const fn kib(kib: u64) -> Self {
+        Self(kib * 1024)
+    }
+
     /// Whole mebibytes.
     pub const fn mib(mib: u64) -> Self {
         Self(mib * 1024 * 1024)

@@ -3,6 +3,10 @@
 wasmtime::component::bindgen!({
     path: "wit",
     world: "handler",
-    imports: { default: trappable },
+    imports: {
+        "piecework:handler/http.send": async | trappable,
+        "piecework:handler/checkpoint": async | trappable,
+        default: trappable,
+    },
     exports: { default: async },
 });

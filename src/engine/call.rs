@@ -1,65 +1,39 @@
 //! One call: a fresh store and instance, all limits set, the guest's `run`, and what came of it.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
-use rustix::time::{ClockId, clock_gettime};
 use wasmtime::{Store, UpdateDeadline};
 
 use super::bindings::piecework::handler::types;
+use super::clock::{CpuClock, Timed};
 use super::failure::judge;
 use super::host::HostState;
-use super::{Engine, Handler, Stop};
-use crate::config::Limits;
-use crate::job::{Claimed, MAX_PROGRESS_BYTES, Outcome, Usage, storable};
-
-/// What can be copied between guest and host in one crossing, in bytes: a payload and a result with room to spare.
-const HOSTCALL_BYTES: usize = 16 * 1024 * 1024;
-
-/// The latest progress that an attempt reported; only the newest is ever written.
-#[derive(Debug, Default)]
-pub struct Progress(Mutex<Option<(u8, String)>>);
-
-impl Progress {
-    /// Remembers a report.
-    pub fn report(&self, percent: u8, message: &str) {
-        let message = storable(message, MAX_PROGRESS_BYTES);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((percent, message));
-    }
-
-    /// Takes the newest report, if there is one since the last time.
-    pub fn take(&self) -> Option<(u8, String)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
+use super::{Engine, Grants, Handler, StopReason, Ties};
+use crate::job::{Claimed, HttpUsage, Outcome, Usage};
 
 impl Engine {
     /// Runs one attempt to its end, whatever that is. Dropping the future ends the guest too.
     pub async fn call(
         &self,
         handler: &Handler,
+        grants: &Grants,
         job: &Claimed,
-        limits: &Limits,
-        stop: &Arc<Stop>,
-        progress: &Arc<Progress>,
+        ties: &Ties,
     ) -> Outcome {
         let started = Instant::now();
+        let limits = &grants.limits;
+        let deadline = started + limits.timeout;
+        let stop = &ties.stop;
         // Instantiation counts: a start function can loop too.
-        let _watch = self.ticker.watch(started + limits.timeout, stop.clone());
-        let state = HostState::new(
-            job.id,
-            job.job_type.as_str(),
-            limits.memory,
-            stop.clone(),
-            progress.clone(),
-        );
+        let _watch = self.ticker.watch(deadline, stop.clone());
+        let input = input(job);
+        let clock = Arc::new(CpuClock::default());
+        let state = HostState::new(job, &input.idempotency_key, grants, ties, deadline);
         let mut store = Store::new(handler.pre.engine(), state);
         store.limiter(|state| &mut state.memory);
-        store.set_hostcall_fuel(HOSTCALL_BYTES);
-        store.set_max_component_handles(10_000);
+        store.set_hostcall_fuel(limits.host_call);
+        store.set_max_component_handles(limits.handles);
         let budget = limits.fuel.filter(|_| handler.fuelled);
         if let Some(fuel) = budget {
             store
@@ -67,8 +41,13 @@ impl Engine {
                 .expect("the engine of a handler with a budget counts fuel");
         }
         store.set_epoch_deadline(1);
-        store.epoch_deadline_callback(|store| {
-            if store.data().stop.reason().is_some() {
+        let (most, computed) = (limits.cpu, clock.clone());
+        store.epoch_deadline_callback(move |store| {
+            let stop = store.data().stop();
+            if computed.spent_now() >= most {
+                stop.now(StopReason::CpuLimit);
+            }
+            if stop.reason().is_some() {
                 return Err(wasmtime::Error::msg("the attempt was stopped"));
             }
             // Not wasmtime's own yield: it wakes itself, so tokio looks at timers and sockets only every 61 polls, and a
@@ -79,8 +58,6 @@ impl Engine {
             ))
         });
 
-        let input = input(job);
-        let mut cpu = Duration::ZERO;
         let returned = {
             let work = Box::pin(async {
                 let instance = handler.pre.instantiate_async(&mut store).await?;
@@ -88,7 +65,7 @@ impl Engine {
             });
             let work = Timed {
                 work,
-                cpu: &mut cpu,
+                clock: clock.clone(),
             };
             tokio::select! {
                 biased;
@@ -112,15 +89,21 @@ impl Engine {
         };
         let usage = Usage {
             run: started.elapsed(),
-            cpu,
+            cpu: clock.spent(),
             fuel,
             peak_memory: state.memory.peak,
+            http: state.http.usage().map(|http| HttpUsage {
+                calls: http.calls,
+                bytes: http.sent.saturating_add(http.received),
+                time: http.time,
+            }),
         };
         Outcome {
             verdict,
             follow_ups,
             usage,
             output,
+            progress: ties.progress.take(),
         }
     }
 }
@@ -140,29 +123,4 @@ fn input(job: &Claimed) -> types::Job {
         due_at: job.due_at.to_string(),
         parent: job.parent.map(|id| id.to_string()),
     }
-}
-
-/// Adds up the thread time of each poll: what the guest computed, wherever it was polled.
-struct Timed<'a, F> {
-    work: Pin<Box<F>>,
-    cpu: &'a mut Duration,
-}
-
-impl<F: Future> Future for Timed<'_, F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let before = thread_time();
-        let polled = self.work.as_mut().poll(context);
-        *self.cpu += thread_time().saturating_sub(before);
-        polled
-    }
-}
-
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap_or(0),
-        u32::try_from(time.tv_nsec).unwrap_or(0),
-    )
 }

@@ -61,7 +61,7 @@ impl Engine {
         let unknown = unknown_imports(&component, &flavour.engine);
         if !unknown.is_empty() {
             return Err(Refusal(format!(
-                "it imports {}, which this host does not offer; it offers piecework:handler 0.1 (types, jobs, log) and WASI 0.2 (io, cli, clocks, random, filesystem, sockets)",
+                "it imports {}, which this host does not offer; it offers piecework:handler 0.1 (types, http, jobs, checkpoint, log), wasi:config 0.2.0-rc.1, and WASI 0.2 (io, cli, clocks, random, filesystem, sockets, http without its server side)",
                 unknown.join(", ")
             )));
         }
@@ -116,17 +116,22 @@ fn recognise(bytes: &[u8]) -> Result<(), Refusal> {
 
 /// All imports that nothing here satisfies: wasmtime's own message stops at the first.
 fn unknown_imports(component: &Component, engine: &wasmtime::Engine) -> Vec<String> {
+    const WORLD: [&str; 5] = ["types", "http", "jobs", "checkpoint", "log"];
     const WASI: [&str; 6] = ["io", "cli", "clocks", "random", "filesystem", "sockets"];
+    const HTTP: [&str; 2] = ["types", "outgoing-handler"];
     let known = |name: &str| {
         let Some((package, rest)) = name.split_once('/') else {
             return false;
         };
         let version = rest.split_once('@').map_or("", |(_, version)| version);
+        let interface = rest.split('@').next().unwrap_or_default();
         match package.split_once(':') {
             Some(("piecework", "handler")) => {
-                let interface = rest.split('@').next().unwrap_or_default();
-                ["types", "jobs", "log"].contains(&interface) && version.starts_with("0.1.")
+                WORLD.contains(&interface) && version.starts_with("0.1.")
             }
+            // A release candidate: no other version is compatible with it.
+            Some(("wasi", "config")) => interface == "store" && version == "0.2.0-rc.1",
+            Some(("wasi", "http")) => HTTP.contains(&interface) && version.starts_with("0.2."),
             Some(("wasi", package)) => WASI.contains(&package) && version.starts_with("0.2."),
             _ => false,
         }

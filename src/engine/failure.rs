@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use wasmtime::component::ResourceTableError;
 use wasmtime_wasi::I32Exit;
 
 use super::bindings::piecework::handler::types;
@@ -25,8 +26,8 @@ pub(super) fn judge(
     version: &str,
 ) -> Result<Option<String>, Failure> {
     match returned {
-        Some(Ok(Ok(result))) => accept(result),
-        Some(Ok(Err(failure))) => Err(given_up(&failure)),
+        Some(Ok(Ok(result))) => accept(result, limits),
+        Some(Ok(Err(failure))) => Err(given_up(&failure, limits)),
         Some(Err(error)) => Err(stop.reason().map_or_else(
             || trapped(&error, limits, state, version),
             |reason| stopped(reason, limits),
@@ -38,10 +39,10 @@ pub(super) fn judge(
     }
 }
 
-fn accept(result: Option<String>) -> Result<Option<String>, Failure> {
+fn accept(result: Option<String>, limits: &Limits) -> Result<Option<String>, Failure> {
     if let Some(text) = &result {
         // The same answer would come again: a retry is useless.
-        check_json(text).map_err(|error| {
+        check_json(text, limits.result).map_err(|error| {
             Failure::new(
                 FailureClass::BadResult,
                 format!("the handler's result is refused: {error}"),
@@ -52,7 +53,7 @@ fn accept(result: Option<String>) -> Result<Option<String>, Failure> {
     Ok(result)
 }
 
-fn given_up(failure: &types::Failure) -> Failure {
+fn given_up(failure: &types::Failure, limits: &Limits) -> Failure {
     let seconds = |seconds: u32, least: u64| {
         Duration::from_secs(u64::from(seconds).max(least)).min(LONGEST_WAIT)
     };
@@ -68,7 +69,7 @@ fn given_up(failure: &types::Failure) -> Failure {
         }
         types::Disposition::Discard => (FailureClass::GuestDiscard, Disposition::Discard),
     };
-    Failure::new(class, &failure.message, disposition)
+    Failure::within(limits.error_text, class, &failure.message, disposition)
 }
 
 fn stopped(reason: StopReason, limits: &Limits) -> Failure {
@@ -80,6 +81,19 @@ fn stopped(reason: StopReason, limits: &Limits) -> Failure {
                 humantime::format_duration(limits.timeout)
             ),
             Disposition::Backoff,
+        ),
+        StopReason::CpuLimit => Failure::new(
+            FailureClass::CpuLimit,
+            format!(
+                "the computing time of {} is used up",
+                humantime::format_duration(limits.cpu)
+            ),
+            Disposition::Backoff,
+        ),
+        StopReason::Cancelled => Failure::new(
+            FailureClass::Cancelled,
+            "the job was cancelled",
+            Disposition::Discard,
         ),
         StopReason::HandBack => Failure::new(
             FailureClass::HandedBack,
@@ -114,11 +128,18 @@ fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version:
             Disposition::Refund(Duration::from_secs(1)),
         );
     }
-    let cause = match error.downcast_ref::<I32Exit>() {
+    let mut cause = match error.downcast_ref::<I32Exit>() {
         Some(exit) => format!("the guest exited with code {}", exit.0),
         // The display of the whole error begins with a backtrace.
         None => error.root_cause().to_string(),
     };
+    if let Some(ResourceTableError::Full) = error.downcast_ref() {
+        cause = format!("the guest holds more than {} handles", limits.handles);
+    }
+    // A guest that is refused a table element traps as if by accident, too.
+    if let Some(denied) = &state.memory.denied_table {
+        cause = format!("{denied}; {cause}");
+    }
     let said = state
         .output
         .lock()
@@ -129,7 +150,8 @@ fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version:
     } else {
         format!("; standard error ends: {said}")
     };
-    Failure::new(
+    Failure::within(
+        limits.error_text,
         FailureClass::Trap,
         format!("{cause} (plugin {version}){said}"),
         Disposition::Backoff,

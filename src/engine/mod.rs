@@ -17,26 +17,36 @@ use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 use crate::config;
+use crate::http::Net;
 
 mod bindings;
 mod call;
+mod clock;
 mod compile;
 mod failure;
+mod grants;
 mod host;
 mod ticker;
 
-pub use call::Progress;
 pub use compile::{Handler, Refusal, digest};
+pub use grants::{Grants, Ledger, NoLedger, Progress, Saving, Ties};
 pub use ticker::{Stop, StopReason};
 
 use host::HostState;
 use ticker::Ticker;
 
+/// Linear memories of a component; the most that a language was seen to use is 2.
+const MAX_MEMORIES: usize = 4;
+/// Tables of a component.
+const MAX_TABLES: usize = 16;
+
 /// The WebAssembly engine of a process.
 #[derive(Debug)]
 pub struct Engine {
     settings: config::Engine,
+    ceiling: config::Ceiling,
     slots: u32,
+    net: Net,
     plain: Flavour,
     /// Fuel needs code of its own: both metres together cost up to 1.9 times, so only plugins with a budget pay for it.
     fuelled: OnceLock<Flavour>,
@@ -59,14 +69,23 @@ impl Engine {
     /// Makes an engine for at most `slots` attempts at once.
     ///
     /// # Errors
-    /// When this machine cannot run it.
-    pub fn new(settings: &config::Engine, slots: u32) -> anyhow::Result<Self> {
+    /// When this machine cannot run it, or the file with certificates cannot be read.
+    pub fn new(config: &config::Config, slots: u32) -> anyhow::Result<Self> {
+        let settings = &config.engine;
         let ticker = Ticker::start(settings.tick.0)?;
-        let plain = Flavour::new(settings, slots, false)?;
+        let plain = Flavour::new(settings, &config.ceiling, slots, false)?;
         ticker.drive(plain.engine.clone());
+        let net = Net::start(&crate::http::Settings {
+            ca_file: Some(&config.http.ca_file)
+                .filter(|path| !path.as_os_str().is_empty())
+                .cloned(),
+            idle: config.http.idle.0,
+        })?;
         Ok(Self {
             settings: settings.clone(),
+            ceiling: config.ceiling.clone(),
             slots,
+            net,
             plain,
             fuelled: OnceLock::new(),
             ticker,
@@ -80,7 +99,7 @@ impl Engine {
         if let Some(flavour) = self.fuelled.get() {
             return Ok(flavour);
         }
-        let made = Flavour::new(&self.settings, self.slots, true)?;
+        let made = Flavour::new(&self.settings, &self.ceiling, self.slots, true)?;
         Ok(self.fuelled.get_or_init(|| {
             self.ticker.drive(made.engine.clone());
             made
@@ -89,10 +108,15 @@ impl Engine {
 }
 
 impl Flavour {
-    fn new(settings: &config::Engine, slots: u32, fuel: bool) -> anyhow::Result<Self> {
+    fn new(
+        settings: &config::Engine,
+        ceiling: &config::Ceiling,
+        slots: u32,
+        fuel: bool,
+    ) -> anyhow::Result<Self> {
         let mut options = options(settings, fuel);
         let pooled = settings.pooling.then(|| {
-            options.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(slots)));
+            options.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(slots, ceiling)));
             wasmtime::Engine::new(&options)
         });
         let engine = match pooled {
@@ -112,6 +136,9 @@ impl Flavour {
         wasmtime_wasi::p2::add_to_linker_async(&mut linker)
             .map_err(anyhow::Error::from)
             .context("link WASI")?;
+        wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)
+            .map_err(anyhow::Error::from)
+            .context("link wasi:http")?;
         bindings::Handler::add_to_linker::<HostState, HasSelf<HostState>>(&mut linker, |state| {
             state
         })
@@ -137,19 +164,23 @@ fn options(settings: &config::Engine, fuel: bool) -> Config {
 
 /// A pool for `slots` attempts. A permit is taken before each instantiation, so it is never exhausted: that would be an
 /// error, not a wait.
-fn pool(slots: u32) -> PoolingAllocationConfig {
+fn pool(slots: u32, ceiling: &config::Ceiling) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
     // Attempts that were stopped give their places back a moment after their slot.
     let places = slots.saturating_add(slots / 4).saturating_add(4);
+    let each = |most: usize| places.saturating_mul(u32::try_from(most).unwrap_or(u32::MAX));
+    // For each place as much as the greediest component may have: so no plugin takes the room of another. It is address
+    // space, not memory.
     pool.total_component_instances(places);
-    // A component is several core instances: the program, adapters and shims.
-    pool.total_core_instances(places.saturating_mul(8));
-    pool.total_memories(places.saturating_mul(2));
-    pool.total_tables(places.saturating_mul(4));
+    pool.total_core_instances(places.saturating_mul(ceiling.instances));
+    pool.total_memories(each(MAX_MEMORIES));
+    pool.total_tables(each(MAX_TABLES));
     pool.total_stacks(places);
     pool.total_gc_heaps(places);
-    pool.max_memories_per_component(16);
-    pool.table_elements(20_000);
+    pool.max_core_instances_per_component(ceiling.instances);
+    pool.max_memories_per_component(u32::try_from(MAX_MEMORIES).unwrap_or(u32::MAX));
+    pool.max_tables_per_component(u32::try_from(MAX_TABLES).unwrap_or(u32::MAX));
+    pool.table_elements(usize::try_from(ceiling.table_elements).unwrap_or(usize::MAX));
     // Keeping touched pages took a call from 33 to 20 us, but only where the kernel can say which they are; without that it
     // is slower than giving them back.
     if PoolingAllocationConfig::is_pagemap_scan_available() {

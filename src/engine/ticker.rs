@@ -13,10 +13,24 @@ use tokio_util::sync::CancellationToken;
 pub enum StopReason {
     /// Its wall-clock limit passed.
     Timeout,
+    /// It computed longer than it may.
+    CpuLimit,
     /// The runner stops: the job is handed back.
     HandBack,
     /// The runner lost its lease: the job may run elsewhere by now.
     LeaseLost,
+    /// The job was cancelled.
+    Cancelled,
+}
+
+impl StopReason {
+    const ALL: [Self; 5] = [
+        Self::Timeout,
+        Self::CpuLimit,
+        Self::HandBack,
+        Self::LeaseLost,
+        Self::Cancelled,
+    ];
 }
 
 /// The switch that ends one attempt, wherever it is. The first reason counts.
@@ -30,11 +44,11 @@ pub struct Stop {
 impl Stop {
     /// Ends the attempt.
     pub fn now(&self, reason: StopReason) {
-        let code = match reason {
-            StopReason::Timeout => 1,
-            StopReason::HandBack => 2,
-            StopReason::LeaseLost => 3,
-        };
+        let place = StopReason::ALL
+            .iter()
+            .position(|other| *other == reason)
+            .unwrap_or_default();
+        let code = u8::try_from(place + 1).unwrap_or(u8::MAX);
         let _ = self
             .reason
             .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst);
@@ -48,12 +62,8 @@ impl Stop {
 
     /// Why the attempt was ended, if it was.
     pub fn reason(&self) -> Option<StopReason> {
-        match self.reason.load(Ordering::SeqCst) {
-            1 => Some(StopReason::Timeout),
-            2 => Some(StopReason::HandBack),
-            3 => Some(StopReason::LeaseLost),
-            _ => None,
-        }
+        let code = usize::from(self.reason.load(Ordering::SeqCst));
+        StopReason::ALL.get(code.checked_sub(1)?).copied()
     }
 
     pub(super) fn is_asked(&self) -> bool {

@@ -252,6 +252,7 @@ impl File {
                 self.plugin = Some(Arc::new(Plugin {
                     name: name.to_owned(),
                     handler,
+                    grants: engine.grants(name, &rules),
                     rules,
                 }));
                 self.refused = None;

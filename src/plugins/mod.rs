@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use serde::Serialize;
 
 use crate::config::PluginRules;
-use crate::engine::Handler;
+use crate::engine::{Grants, Handler};
 use crate::job::JobType;
 
 mod load;
@@ -23,8 +23,10 @@ pub struct Plugin {
     pub name: String,
     /// Runs the jobs.
     pub handler: Handler,
-    /// Limits and retries.
+    /// Retries, concurrency, and what the grants were made of.
     pub rules: PluginRules,
+    /// Limits, HTTP and settings of its attempts.
+    pub grants: Grants,
 }
 
 /// What serves now.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shared;
-use crate::engine::{Progress, Stop, StopReason};
+use crate::engine::{StopReason, Ties};
 use crate::job::{Claimed, Disposition, Failure, FailureClass, Outcome, Usage};
 use crate::plugins::Plugin;
 use crate::store::{Finish, Verdict};
@@ -22,8 +22,7 @@ pub(super) async fn run(
     shared: Arc<Shared>,
     plugin: Arc<Plugin>,
     job: Claimed,
-    stop: Arc<Stop>,
-    progress: Arc<Progress>,
+    ties: Ties,
 ) -> Ended {
     shared.events.tell(|| Event::Started {
         id: job.id,
@@ -34,16 +33,10 @@ pub(super) async fn run(
     tracing::debug!(job = %job.id, job_type = %job.job_type, attempt = job.attempt, "attempt started");
     let outcome = shared
         .engine
-        .call(
-            &plugin.handler,
-            &job,
-            &plugin.rules.limits,
-            &stop,
-            &progress,
-        )
+        .call(&plugin.handler, &plugin.grants, &job, &ties)
         .await;
-    let finish =
-        (stop.reason() != Some(StopReason::LeaseLost)).then(|| conclude(&plugin, &job, outcome));
+    let void = ties.stop.reason() == Some(StopReason::LeaseLost);
+    let finish = (!void).then(|| conclude(&plugin, &job, outcome));
     Ended { finish }
 }
 
@@ -54,63 +47,52 @@ pub(super) fn panicked(job: &Claimed) -> Finish {
         "the host failed while it ran the attempt",
         Disposition::Refund(std::time::Duration::from_secs(5)),
     );
-    finish(
-        job,
-        [0; 32],
-        verdict(None, job, &failure),
-        Some(&failure),
-        Vec::new(),
-        Usage::default(),
-        None,
-    )
+    not_run(job, &failure)
 }
 
 /// A job that was claimed and cannot be started: given back as if it had never been.
 pub(super) fn give_back(job: &Claimed) -> Finish {
-    let verdict = Verdict::Again {
-        delay: std::time::Duration::ZERO,
-        refund: true,
-    };
     let failure = Failure::new(
         FailureClass::HandedBack,
         "the runner could not start it any more",
         Disposition::Refund(std::time::Duration::ZERO),
     );
-    finish(
-        job,
-        [0; 32],
-        verdict,
-        Some(&failure),
-        Vec::new(),
-        Usage::default(),
-        None,
-    )
+    not_run(job, &failure)
+}
+
+fn not_run(job: &Claimed, failure: &Failure) -> Finish {
+    Finish {
+        id: job.id,
+        claim: job.claim,
+        verdict: verdict(None, job, failure),
+        failure: Some((failure.class, failure.message.clone())),
+        follow_ups: Vec::new(),
+        usage: Usage::default(),
+        output: None,
+        progress: None,
+        plugin: [0; 32],
+    }
 }
 
 fn conclude(plugin: &Plugin, job: &Claimed, outcome: Outcome) -> Finish {
-    let digest = plugin.handler.digest();
-    match outcome.verdict {
-        Ok(result) => finish(
-            job,
-            digest,
-            Verdict::Done(result),
-            None,
-            outcome.follow_ups,
-            outcome.usage,
-            outcome.output,
-        ),
+    let (verdict, failure, follow_ups) = match outcome.verdict {
+        Ok(result) => (Verdict::Done(result), None, outcome.follow_ups),
+        // What a failed attempt wanted to follow is dropped.
         Err(failure) => {
             let verdict = verdict(Some(plugin), job, &failure);
-            finish(
-                job,
-                digest,
-                verdict,
-                Some(&failure),
-                Vec::new(),
-                outcome.usage,
-                outcome.output,
-            )
+            (verdict, Some((failure.class, failure.message)), Vec::new())
         }
+    };
+    Finish {
+        id: job.id,
+        claim: job.claim,
+        verdict,
+        failure,
+        follow_ups,
+        usage: outcome.usage,
+        output: outcome.output,
+        progress: outcome.progress,
+        plugin: plugin.handler.digest(),
     }
 }
 
@@ -136,26 +118,5 @@ fn verdict(plugin: Option<&Plugin>, job: &Claimed, failure: &Failure) -> Verdict
                 refund: false,
             }
         }
-    }
-}
-
-fn finish(
-    job: &Claimed,
-    plugin: [u8; 32],
-    verdict: Verdict,
-    failure: Option<&Failure>,
-    follow_ups: Vec<crate::job::FollowUp>,
-    usage: Usage,
-    output: Option<String>,
-) -> Finish {
-    Finish {
-        id: job.id,
-        claim: job.claim,
-        verdict,
-        failure: failure.map(|failure| (failure.class, failure.message.clone())),
-        follow_ups,
-        usage,
-        output,
-        plugin,
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::Shared;
-use crate::engine::StopReason;
 use crate::plugins::Folder;
 use crate::store::Notice;
 
@@ -104,6 +103,7 @@ pub(super) async fn report_progress(shared: Arc<Shared>) {
             .iter()
             .filter_map(|((id, claim), running)| {
                 running
+                    .ties
                     .progress
                     .take()
                     .map(|(percent, message)| (*id, *claim, percent, message))
@@ -113,13 +113,8 @@ pub(super) async fn report_progress(shared: Arc<Shared>) {
             continue;
         }
         match shared.store.progress(&reports).await {
-            Ok(stale) => {
-                let running = shared.running();
-                for ((id, _), running) in running.iter().filter(|((id, _), _)| stale.contains(id)) {
-                    tracing::warn!(job = %id, "the job was taken over; its handler is stopped");
-                    running.stop.now(StopReason::LeaseLost);
-                }
-            }
+            Ok(stale) if stale.is_empty() => {}
+            Ok(_) => shared.suspicion.notify_one(),
             Err(error) => tracing::warn!(%error, "progress could not be written"),
         }
     }
@@ -189,7 +184,10 @@ pub(super) async fn listen(shared: Arc<Shared>) {
             shared
                 .hears
                 .store(notice != Notice::Deaf, Ordering::Relaxed);
-            shared.wake.notify_one();
+            match notice {
+                Notice::Cancelled => shared.suspicion.notify_one(),
+                Notice::Listening | Notice::Deaf | Notice::Enqueued => shared.wake.notify_one(),
+            }
         })
         .await;
 }

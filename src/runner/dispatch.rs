@@ -2,7 +2,7 @@
 //! round trip does both halves. Results gather while rounds are under way, so a single job waits for nothing and a busy
 //! runner writes dozens at once; a second round goes out beside the first when enough has gathered.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::marks::Marks;
 use super::round::{self, Answer, Ask, Round};
 use super::slots::Slots;
 use super::{LAST_WRITES, Running, Shared};
-use crate::engine::{Progress, Stop, StopReason};
+use crate::engine::{Progress, Stop, StopReason, Ties};
 use crate::job::{ClaimToken, Claimed, FailureClass, JobId, JobType, RunnerId};
 use crate::plugins::Plugin;
 use crate::store::{Cycle, Error, Finish, Verdict};
@@ -152,6 +152,7 @@ impl Dispatch {
             labels: self.labels.drain(..writes).collect(),
             ask,
             repeated,
+            cancelled: HashSet::new(),
         })
     }
 
@@ -270,12 +271,25 @@ impl Dispatch {
     /// What was written, or found stale, is over.
     fn settle(&mut self, round: &mut Round, cycle: &Cycle) {
         let events = &self.shared.events;
-        let stale = round::stale(cycle);
+        let stale: HashSet<_> = cycle.stale.iter().copied().collect();
         let (mut done, mut failed, mut again) = (0, 0, 0);
         let mut returned = Vec::new();
         self.slots.written(round.finishes.len());
         for (finish, (job_type, attempt)) in round.finishes.drain(..).zip(round.labels.drain(..)) {
             self.shared.running().remove(&(finish.id, finish.claim));
+            if round.cancelled.contains(&(finish.id, finish.claim)) {
+                tracing::info!(job = %finish.id, %job_type, attempt, "the job was cancelled while it ran");
+                Events::count(&events.cancelled, 1);
+                events.tell(|| Event::Finished {
+                    id: finish.id,
+                    job_type,
+                    attempt,
+                    failure: Some(FailureClass::Cancelled),
+                    again: false,
+                    run: finish.usage.run,
+                });
+                continue;
+            }
             if stale.contains(&(finish.id, finish.claim)) {
                 self.dropped(finish.id, attempt);
                 // Perhaps this runner is dead to the others, and does not know it.
@@ -366,16 +380,19 @@ impl Dispatch {
     }
 
     fn spawn(&mut self, runner: RunnerId, plugin: Arc<Plugin>, job: Claimed) {
-        let stop = Arc::new(Stop::default());
-        let progress = Arc::new(Progress::default());
+        let ties = Ties {
+            stop: Arc::new(Stop::default()),
+            progress: Arc::new(Progress::default()),
+            ledger: Arc::new(self.shared.checkpoints.of(job.id, job.claim)),
+        };
         let running = Running {
             runner,
-            stop: stop.clone(),
-            progress: progress.clone(),
+            since: Instant::now(),
+            ties: ties.clone(),
         };
         self.shared.running().insert((job.id, job.claim), running);
         self.slots.take(&job.job_type);
-        let attempt = attempt::run(self.shared.clone(), plugin, job.clone(), stop, progress);
+        let attempt = attempt::run(self.shared.clone(), plugin, job.clone(), ties);
         let task = self.attempts.spawn_on(attempt, &self.guests);
         self.tasks.insert(task.id(), job);
     }
@@ -436,7 +453,7 @@ impl Dispatch {
             "stopping: no more jobs are taken"
         );
         for running in self.shared.running().values() {
-            running.stop.ask();
+            running.ties.stop.ask();
         }
         let runner = *self.shared.identity.borrow();
         if let Some(runner) = runner {

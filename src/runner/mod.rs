@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::engine::{Engine, Progress, Stop, StopReason};
+use crate::engine::{Engine, StopReason, Ties};
 use crate::job::{ClaimToken, JobId, RunnerId};
 use crate::plugins::{FileState, Folder, Registry};
 use crate::store::Store;
@@ -28,12 +28,14 @@ use crate::telemetry::Events;
 
 mod appetite;
 mod attempt;
+mod checkpoints;
 mod chores;
 mod dispatch;
 mod lease;
 mod marks;
 mod round;
 mod slots;
+mod voids;
 
 /// What is left for the last writes after the grace of a stop is over.
 const LAST_WRITES: Duration = Duration::from_millis(400);
@@ -65,6 +67,10 @@ struct Shared {
     wake: Notify,
     /// A result was stale: the lease may be lost.
     doubt: Notify,
+    /// Something was cancelled, or an attempt wrote in vain: look which attempts are void.
+    suspicion: Notify,
+    /// Where attempts send what they want to be kept.
+    checkpoints: checkpoints::Sender,
     /// LISTEN works.
     hears: std::sync::atomic::AtomicBool,
     /// When a call last failed whose claim may have been committed all the same.
@@ -79,8 +85,8 @@ struct Shared {
 #[derive(Debug)]
 struct Running {
     runner: RunnerId,
-    stop: Arc<Stop>,
-    progress: Arc<Progress>,
+    since: tokio::time::Instant,
+    ties: Ties,
 }
 
 /// The runtime of the guests. A runtime must not be dropped where async code runs, since it would wait; this one leaves what
@@ -130,7 +136,7 @@ impl Shared {
             .values()
             .filter(|running| of.is_none_or(|runner| running.runner == runner))
         {
-            running.stop.now(reason);
+            running.ties.stop.now(reason);
         }
     }
 }
@@ -140,10 +146,12 @@ impl Runner {
     ///
     /// # Errors
     /// When the plugins folder is missing, the engine does not start, or the database cannot be reached.
-    pub async fn start(config: Config, store: Store) -> anyhow::Result<Self> {
+    pub async fn start(mut config: Config, store: Store) -> anyhow::Result<Self> {
+        config.open_secrets()?;
         let settings = &config.runner;
         let mut folder = Folder::open(&settings.plugins_folder)?;
-        let engine = Engine::new(&config.engine, settings.slots)?;
+        let engine = Engine::new(&config, settings.slots)?;
+        let (checkpoints, saves) = checkpoints::channel();
         let shared = Arc::new(Shared {
             store,
             engine,
@@ -154,6 +162,8 @@ impl Runner {
             running: Mutex::default(),
             wake: Notify::new(),
             doubt: Notify::new(),
+            suspicion: Notify::new(),
+            checkpoints,
             hears: false.into(),
             doubtful: Mutex::new(None),
             drain: CancellationToken::new(),
@@ -177,6 +187,8 @@ impl Runner {
         chores.spawn(lease::keep(shared.clone(), registered));
         chores.spawn(chores::reap(shared.clone()));
         chores.spawn(chores::report_progress(shared.clone()));
+        chores.spawn(checkpoints::write(shared.clone(), saves));
+        chores.spawn(voids::watch(shared.clone()));
         chores.spawn(chores::keep_house(shared.clone()));
         chores.spawn(chores::watch_plugins(shared.clone(), folder));
         if shared.config.runner.listen {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Shared;
 use crate::job::{ClaimToken, Claimed, JobId, JobType};
-use crate::store::{Cycle, Demand, Error, Finish};
+use crate::store::{Cycle, Demand, Ended, Error, Finish};
 
 /// What one round is to do. The two lists go together, a place each.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ pub(super) struct Round {
     pub(super) ask: Option<Ask>,
     /// Some of it may have been written by an earlier round whose answer was lost.
     pub(super) repeated: bool,
+    /// The attempts whose job turned out to be cancelled.
+    pub(super) cancelled: HashSet<(JobId, ClaimToken)>,
 }
 
 /// What a round claims.
@@ -32,23 +34,44 @@ pub(super) struct Ask {
 pub(super) type Answer = (Round, Result<Cycle, Error>);
 
 /// Goes to the database and back.
-pub(super) async fn run(shared: Arc<Shared>, round: Round) -> Answer {
+pub(super) async fn run(shared: Arc<Shared>, mut round: Round) -> Answer {
     let demand = round.ask.as_ref().map(|ask| &ask.demand);
     let mut answer = shared.store.round(&round.finishes, demand).await;
     if let Ok(cycle) = &mut answer
-        && round.repeated
         && !cycle.stale.is_empty()
     {
-        forgive(&shared, cycle).await;
+        explain(&shared, &mut round, cycle).await;
     }
     (round, answer)
 }
 
-/// What an earlier round had written only looks stale.
-async fn forgive(shared: &Shared, cycle: &mut Cycle) {
-    match shared.store.written_before(&cycle.stale).await {
-        Ok(written) => cycle.stale.retain(|attempt| !written.contains(attempt)),
-        Err(error) => tracing::warn!(%error, "cannot tell what the lost answer had said"),
+/// Why attempts are stale: their job was cancelled, or an earlier round had written them and they only look so; else others
+/// have taken it over.
+async fn explain(shared: &Shared, round: &mut Round, cycle: &mut Cycle) {
+    let ends = match shared.store.ends(&cycle.stale).await {
+        Ok(ends) => ends,
+        Err(error) => {
+            tracing::warn!(%error, "cannot tell why results were stale");
+            return;
+        }
+    };
+    let ended = |attempt: &(JobId, ClaimToken)| ends.get(attempt).copied();
+    round.cancelled = cycle
+        .stale
+        .iter()
+        .copied()
+        .filter(|attempt| ended(attempt) == Some(Ended::Cancelled))
+        .collect();
+    let repeated = round.repeated;
+    cycle
+        .stale
+        .retain(|attempt| !(repeated && ended(attempt) == Some(Ended::Written)));
+    for finish in &round.finishes {
+        if round.cancelled.contains(&(finish.id, finish.claim))
+            && let Err(error) = shared.store.record_cancelled(finish).await
+        {
+            tracing::warn!(job = %finish.id, %error, "what the cancelled attempt used could not be recorded");
+        }
     }
 }
 
@@ -69,9 +92,4 @@ impl Ask {
                 .is_some_and(|count| *count >= pick.want)
         })
     }
-}
-
-/// The stale attempts of a round, to be looked up.
-pub(super) fn stale(cycle: &Cycle) -> HashSet<(JobId, ClaimToken)> {
-    cycle.stale.iter().copied().collect()
 }

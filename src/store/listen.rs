@@ -6,6 +6,9 @@ use sqlx::postgres::{PgListener, PgPoolOptions};
 
 use super::Store;
 
+/// Where the SQL functions tell that a running job was cancelled.
+const CANCELLED: &str = "piecework_cancel";
+
 /// What the listener has to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
@@ -15,6 +18,8 @@ pub(crate) enum Notice {
     Deaf,
     /// A job was enqueued.
     Enqueued,
+    /// A job was cancelled while it ran.
+    Cancelled,
 }
 
 impl Store {
@@ -36,11 +41,15 @@ impl Store {
             .connect_with(self.links.options.clone())
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen("piecework").await?;
+        listener.listen_all(["piecework", CANCELLED]).await?;
         hear(Notice::Listening);
         // `try_recv` says None when the connection was lost; the next one is made here, so that the loss is heard of.
-        while listener.try_recv().await?.is_some() {
-            hear(Notice::Enqueued);
+        while let Some(notice) = listener.try_recv().await? {
+            hear(if notice.channel() == CANCELLED {
+                Notice::Cancelled
+            } else {
+                Notice::Enqueued
+            });
         }
         Ok(())
     }

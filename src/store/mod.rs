@@ -25,7 +25,7 @@ mod scratch;
 pub use bench::{Counters, Pin};
 pub use claim::{Demand, Pick};
 pub use enqueue::NewJob;
-pub use finish::{Finish, Verdict};
+pub use finish::{Ended, Finish, Save, Verdict};
 pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;

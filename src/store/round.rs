@@ -31,7 +31,7 @@ impl Store {
     ///
     /// # Errors
     /// As every call to the database. The call may be repeated: should only its answer have been lost, what it wrote comes
-    /// back as stale ([`written_before`](Self::written_before) tells it apart), and what it claimed is found by
+    /// back as stale ([`ends`](Self::ends) tells it apart), and what it claimed is found by
     /// [`release_strays`](Self::release_strays).
     pub async fn round(
         &self,
@@ -226,6 +226,20 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
         .bind(column(finishes, |finish| {
             whole(finish.usage.peak_memory.into())
         }))
+        .bind(column(finishes, |finish| {
+            finish.usage.http.map(|http| count(http.calls))
+        }))
+        .bind(column(finishes, |finish| {
+            finish.usage.http.map(|http| whole(http.bytes.into()))
+        }))
+        .bind(column(finishes, |finish| {
+            finish.usage.http.map(|http| whole(http.time.as_micros()))
+        }))
+        .bind(column(finishes, |finish| {
+            finish.progress.as_ref().map(|(percent, message)| {
+                serde_json::json!({ "percent": percent, "message": message }).to_string()
+            })
+        }))
         .bind(
             picks
                 .iter()
@@ -251,10 +265,10 @@ pub(super) fn pair(row: &PgRow) -> Result<(JobId, ClaimToken), sqlx::Error> {
     Ok((JobId(row.try_get("id")?), ClaimToken(row.try_get("claim")?)))
 }
 
-fn count(number: u32) -> i32 {
+pub(super) fn count(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-fn whole(number: u128) -> i64 {
+pub(super) fn whole(number: u128) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

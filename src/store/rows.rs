@@ -52,5 +52,6 @@ pub(super) fn claimed(row: &PgRow) -> Result<Claimed, sqlx::Error> {
         ordering_key: row.try_get("ordering_key")?,
         enqueued_at: row.try_get("enqueued_at")?,
         parent: row.try_get::<Option<i64>, _>("parent")?.map(JobId),
+        checkpoint: row.try_get("checkpoint")?,
     })
 }

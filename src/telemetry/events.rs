@@ -59,6 +59,8 @@ pub struct Events {
     pub failed: AtomicU64,
     /// Attempts whose job runs again.
     pub again: AtomicU64,
+    /// Attempts whose job was cancelled while they ran.
+    pub cancelled: AtomicU64,
     /// Results that were dropped.
     pub stale: AtomicU64,
     /// Round trips that wrote results or asked for jobs.
@@ -74,6 +76,7 @@ impl Default for Events {
             done: zero(),
             failed: zero(),
             again: zero(),
+            cancelled: zero(),
             stale: zero(),
             rounds: zero(),
         }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use piecework::job::{
-    ClaimToken, Claimed, FailureClass, FollowUp, JobType, Priority, RunnerId, Timestamp, Usage,
+    ClaimToken, Claimed, FailureClass, FollowUp, HttpUsage, JobType, Priority, RunnerId, Timestamp,
+    Usage,
 };
-use piecework::store::{Demand, Finish, Pick, Verdict};
+use piecework::store::{Demand, Ended, Finish, Pick, Verdict};
 
 use super::support::db::Db;
 
@@ -32,7 +33,7 @@ pub(crate) fn demand(runner: RunnerId, wants: &[(&str, u32)], total: u32) -> Dem
     }
 }
 
-fn finish(job: &Claimed, verdict: Verdict) -> Finish {
+pub(crate) fn finish(job: &Claimed, verdict: Verdict) -> Finish {
     let failure = (!matches!(verdict, Verdict::Done(_)))
         .then(|| (FailureClass::GuestRetry, "asked for it".to_owned()));
     Finish {
@@ -46,8 +47,14 @@ fn finish(job: &Claimed, verdict: Verdict) -> Finish {
             cpu: Duration::from_millis(2),
             fuel: None,
             peak_memory: 4096,
+            http: Some(HttpUsage {
+                calls: 2,
+                bytes: 3000,
+                time: Duration::from_millis(1),
+            }),
         },
         output: None,
+        progress: Some((40, "under way".into())),
         plugin: [7; 32],
     }
 }
@@ -111,8 +118,11 @@ async fn a_stale_finish_changes_nothing() {
     );
     // A runner that had lost the answer can tell.
     let attempts = [(id, job.claim), (id, ClaimToken(job.claim.0 + 1))];
-    let before = db.store.written_before(&attempts).await.unwrap();
-    assert_eq!(before.into_iter().collect::<Vec<_>>(), [(id, job.claim)]);
+    let before = db.store.ends(&attempts).await.unwrap();
+    assert_eq!(
+        before.into_iter().collect::<Vec<_>>(),
+        [((id, job.claim), Ended::Written)]
+    );
     assert_eq!(db.state(id).await, "done");
     assert_eq!(
         db.text("select result::text from piecework.jobs where id = $1", id)

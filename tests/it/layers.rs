@@ -4,11 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module and rank; `config` sees the pure words, and so on.
-const RANKS: [(&str, u32); 10] = [
+const RANKS: [(&str, u32); 12] = [
     ("job", 0),
     ("backoff", 0),
+    ("policy", 0),
     ("config", 1),
     ("telemetry", 2),
+    ("http", 2),
     ("store", 3),
     ("engine", 3),
     ("plugins", 4),

@@ -1,159 +1,12 @@
 //! What ends a guest, and what is said of it: each limit and each kind of failure has its own class. No database here.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use piecework::config::{self, Limits};
-use piecework::engine::{Engine, Handler, Progress, Stop, StopReason};
-use piecework::job::{
-    ClaimToken, Claimed, Disposition, FailureClass, JobId, Outcome, Priority, Timestamp,
-};
+use piecework::config::Config;
+use piecework::engine::{Engine, StopReason};
+use piecework::job::{Disposition, FailureClass};
 
-use super::support::guests;
-
-struct Bed {
-    engine: Engine,
-    handler: Handler,
-    limits: Limits,
-}
-
-impl Bed {
-    fn new(guest: &str) -> Self {
-        Self::with(guest, &config::Engine::default(), None)
-    }
-
-    fn with(guest: &str, settings: &config::Engine, fuel: Option<u64>) -> Self {
-        let engine = Engine::new(settings, 8).unwrap();
-        let handler = engine
-            .compile(&guests::bytes(guest), fuel.is_some())
-            .unwrap();
-        Self {
-            engine,
-            handler,
-            limits: Limits {
-                timeout: Duration::from_secs(20),
-                memory: 64 << 20,
-                fuel,
-            },
-        }
-    }
-
-    async fn call(&self, payload: &str) -> Outcome {
-        self.engine
-            .call(
-                &self.handler,
-                &job(payload),
-                &self.limits,
-                &Arc::new(Stop::default()),
-                &Arc::new(Progress::default()),
-            )
-            .await
-    }
-
-    /// Class, text and disposition of the failure that this must be.
-    async fn failure(&self, payload: &str) -> (FailureClass, String, Disposition) {
-        let failure = self.call(payload).await.verdict.expect_err(payload);
-        (failure.class, failure.message, failure.disposition)
-    }
-}
-
-fn job(payload: &str) -> Claimed {
-    Claimed {
-        id: JobId(4711),
-        claim: ClaimToken(1),
-        job_type: "probe".into(),
-        priority: Priority(2),
-        due_at: Timestamp(0),
-        attempt: 1,
-        max_attempts: 3,
-        payload: payload.into(),
-        ordering_key: None,
-        enqueued_at: Timestamp(0),
-        parent: None,
-    }
-}
-
-/// O-37, first half: whatever a guest does to stay, its wall-clock limit ends it, and its neighbours run on.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn o_37_endless_loops_and_endless_sleeps_end_on_time() {
-    let mut bed = Bed::new("probe");
-    let limit = Duration::from_millis(400);
-    bed.limits.timeout = limit;
-    for endless in ["spin", "nap_forever", "nap_loop", "poll_many"] {
-        let payload = format!(r#"{{"do":"{endless}"}}"#);
-        let two = tokio::join!(
-            bed.call(&payload),
-            bed.call(&payload),
-            bed.call(r#"{"do":"ok"}"#)
-        );
-        assert!(two.2.verdict.is_ok(), "the neighbour of {endless}");
-        for outcome in [two.0, two.1] {
-            let failure = outcome.verdict.unwrap_err();
-            assert_eq!(
-                failure.class,
-                FailureClass::Timeout,
-                "{endless}: {}",
-                failure.message
-            );
-            assert!(
-                failure.message.contains("time limit of 400ms"),
-                "{}",
-                failure.message
-            );
-            // The case's own tolerance.
-            assert!(
-                outcome.usage.run >= limit
-                    && outcome.usage.run < limit + Duration::from_millis(500),
-                "{endless}: {:?}",
-                outcome.usage.run
-            );
-        }
-    }
-    // Nothing to read is the end of the input, not a wait.
-    assert_eq!(
-        bed.call(r#"{"do":"stdin"}"#)
-            .await
-            .verdict
-            .unwrap()
-            .as_deref(),
-        Some(r#"{"bytes":0}"#)
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn o_37_an_endless_loop_in_start_up_code_ends_on_time() {
-    let mut bed = Bed::new("start_loop");
-    bed.limits.timeout = Duration::from_millis(400);
-    let outcome = bed.call("{}").await;
-    assert_eq!(outcome.verdict.unwrap_err().class, FailureClass::Timeout);
-    assert!(
-        outcome.usage.run < Duration::from_millis(900),
-        "{:?}",
-        outcome.usage.run
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_left_after_a_hundred_rounds_of_endless_guests() {
-    let mut bed = Bed::new("probe");
-    bed.limits.timeout = Duration::from_millis(20);
-    let spin = r#"{"do":"spin"}"#;
-    let nap = r#"{"do":"nap_forever"}"#;
-    for _ in 0..5 {
-        tokio::join!(bed.call(spin), bed.call(nap), bed.call(nap));
-    }
-    let before = threads();
-    for _ in 0..33 {
-        tokio::join!(bed.call(spin), bed.call(nap), bed.call(nap));
-    }
-    assert_eq!(threads(), before);
-    assert!(bed.call(r#"{"do":"ok"}"#).await.verdict.is_ok());
-}
-
-fn threads() -> usize {
-    std::fs::read_dir(Path::new("/proc/self/task")).map_or(0, Iterator::count)
-}
+use super::support::bed::{Bed, ties};
 
 #[tokio::test]
 async fn a_stop_from_outside_ends_a_guest_wherever_it_is() {
@@ -161,18 +14,16 @@ async fn a_stop_from_outside_ends_a_guest_wherever_it_is() {
     for (reason, class) in [
         (StopReason::HandBack, FailureClass::HandedBack),
         (StopReason::LeaseLost, FailureClass::HostLost),
+        (StopReason::Cancelled, FailureClass::Cancelled),
     ] {
         for payload in [r#"{"do":"spin"}"#, r#"{"do":"nap_forever"}"#] {
-            let stop = Arc::new(Stop::default());
-            let (stopper, progress) = (stop.clone(), Arc::new(Progress::default()));
+            let ties = ties();
+            let stop = ties.stop.clone();
             let stopper = std::thread::spawn(move || {
                 std::thread::park_timeout(Duration::from_millis(50));
-                stopper.now(reason);
+                stop.now(reason);
             });
-            let outcome = bed
-                .engine
-                .call(&bed.handler, &job(payload), &bed.limits, &stop, &progress)
-                .await;
+            let outcome = bed.call_with(payload, &ties).await;
             assert_eq!(outcome.verdict.unwrap_err().class, class);
             stopper.join().unwrap();
         }
@@ -182,18 +33,9 @@ async fn a_stop_from_outside_ends_a_guest_wherever_it_is() {
 #[tokio::test]
 async fn a_guest_that_is_asked_to_end_hears_of_it() {
     let bed = Bed::new("probe");
-    let stop = Arc::new(Stop::default());
-    stop.ask();
-    let outcome = bed
-        .engine
-        .call(
-            &bed.handler,
-            &job(r#"{"do":"wait_cancelled"}"#),
-            &bed.limits,
-            &stop,
-            &Arc::new(Progress::default()),
-        )
-        .await;
+    let ties = ties();
+    ties.stop.ask();
+    let outcome = bed.call_with(r#"{"do":"wait_cancelled"}"#, &ties).await;
     assert_eq!(
         outcome.verdict.unwrap().as_deref(),
         Some(r#"{"cancelled":true}"#)
@@ -307,7 +149,7 @@ async fn every_kind_of_failure_has_its_own_class() {
 
 #[tokio::test]
 async fn a_fuel_budget_ends_a_loop_and_is_counted() {
-    let bed = Bed::with("probe", &config::Engine::default(), Some(5_000_000));
+    let bed = Bed::with("probe", "[defaults]\nfuel = 5000000\n");
     let outcome = bed.call(r#"{"do":"spin"}"#).await;
     assert_eq!(outcome.verdict.unwrap_err().class, FailureClass::OutOfFuel);
     assert_eq!(outcome.usage.fuel, Some(5_000_000));
@@ -380,35 +222,14 @@ async fn follow_ups_of_a_failed_attempt_are_dropped() {
 }
 
 #[tokio::test]
-async fn a_flood_of_output_is_cut_in_the_middle_and_does_no_harm() {
-    let bed = Bed::new("probe");
-    for place in ["stdout", "stderr", "log"] {
-        let outcome = bed
-            .call(&format!(r#"{{"do":"shout","where":"{place}","kib":4096}}"#))
-            .await;
-        assert!(outcome.verdict.is_ok(), "{place}: {:?}", outcome.verdict);
-        let output = outcome.output.unwrap();
-        assert!(
-            output.len() < 70_000 && output.contains("bytes cut]"),
-            "{place}: {} bytes",
-            output.len()
-        );
-    }
-}
-
-#[tokio::test]
 async fn without_a_pool_attempts_run_all_the_same() {
-    let settings = config::Engine {
-        pooling: false,
-        ..config::Engine::default()
-    };
-    let bed = Bed::with("probe", &settings, None);
+    let bed = Bed::with("probe", "[engine]\npooling = false\n");
     assert!(bed.call(r#"{"do":"ok"}"#).await.verdict.is_ok());
 }
 
 #[test]
 fn o_33_what_is_no_component_for_this_world_is_refused_with_a_reason() {
-    let engine = Engine::new(&config::Engine::default(), 1).unwrap();
+    let engine = Engine::new(&Config::default(), 1).unwrap();
     for (bytes, reason) in [
         (b"".as_slice(), "the file is empty"),
         (

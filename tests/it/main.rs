@@ -7,14 +7,21 @@
 
 mod support;
 
+mod cancel;
 mod chaos;
+mod checkpoints;
 mod claim;
 mod claims;
 mod cli;
 mod dev;
 mod dev_host;
+mod doors;
 mod enqueue;
 mod fence;
+mod hostile;
+mod http;
+mod http_connections;
+mod http_requests;
 mod keys;
 mod layers;
 mod lease;
@@ -22,9 +29,11 @@ mod limits;
 mod link;
 mod migrations;
 mod plugins_folder;
+mod policy;
 mod recovery;
 mod runner_toml;
 mod runs;
+mod spinners;
 mod sql;
 mod stop;
 mod tidy;

@@ -21,7 +21,7 @@ impl Bed {
     fn new(guests: &[(&str, &str)]) -> Self {
         let files = guests::Folder::with(guests);
         let mut bed = Self {
-            engine: Engine::new(&config::Engine::default(), 1).unwrap(),
+            engine: Engine::new(&Config::default(), 1).unwrap(),
             config: Config::default(),
             registry: Registry::default(),
             folder: Folder::open(files.path()).unwrap(),

@@ -16,31 +16,57 @@ fn the_reference_file_names_every_key() {
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("runner.toml")).unwrap();
     let file: toml::Table = text.parse().unwrap();
     let defaults = toml::Table::try_from(Config::default()).unwrap();
-    for (section, keys) in defaults.iter().filter(|(section, _)| *section != "plugins") {
-        for key in keys.as_table().unwrap().keys() {
-            assert!(
-                file[section].get(key).is_some(),
-                "`{section}.{key}` is missing"
-            );
-        }
+    for (section, keys) in defaults
+        .iter()
+        .filter(|(section, _)| !["plugins", "secrets"].contains(&section.as_str()))
+    {
+        named(&file[section], keys, section);
     }
-    // A plugin's own keys stand there as comments, all of them.
-    let own = toml::Table::try_from(piecework::config::PluginSettings {
-        job_types: Some(vec![]),
-        timeout: Some(Config::default().defaults.timeout),
-        memory: Some(Config::default().defaults.memory),
-        fuel: Some(0),
-        concurrency: Some(0),
-        retry_base: Some(Config::default().defaults.retry_base),
-        retry_factor: Some(1.0),
-        retry_max: Some(Config::default().defaults.retry_max),
-        retry_jitter: Some(0.0),
-    })
-    .unwrap();
-    for key in own.keys() {
+    // A plugin's own keys stand there as comments, all of them; they are those of `[defaults]` and a few.
+    let own = defaults["defaults"].as_table().unwrap();
+    let comments = text.split("# [plugins.NAME]").nth(1).unwrap();
+    let http = comments.split("# [plugins.NAME.http]").nth(1).unwrap();
+    let keys = own.keys().filter(|key| *key != "http");
+    for key in keys.map(String::as_str).chain(["job_types", "secrets"]) {
+        let line = format!("\n# {key} = ");
         assert!(
-            text.contains(&format!("\n# {key} = ")),
+            comments.contains(&line),
             "`[plugins.NAME] {key}` is missing"
         );
     }
+    for key in own["http"].as_table().unwrap().keys() {
+        let line = format!("\n# {key} = ");
+        assert!(
+            http.contains(&line),
+            "`[plugins.NAME.http] {key}` is missing"
+        );
+    }
+}
+
+/// Every key, in sections inside too.
+fn named(file: &toml::Value, defaults: &toml::Value, at: &str) {
+    for (key, value) in defaults.as_table().unwrap() {
+        let found = file.get(key);
+        assert!(found.is_some(), "`{at}.{key}` is missing");
+        if value.is_table() {
+            named(found.unwrap(), value, &format!("{at}.{key}"));
+        }
+    }
+}
+
+#[test]
+fn the_comments_of_the_reference_file_are_settings_that_work() {
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("runner.toml")).unwrap();
+    let at = text.find("#\n# [secrets.NAME]").unwrap();
+    let shown: String = text[at..]
+        .lines()
+        .filter_map(|line| line.strip_prefix("# "))
+        .filter(|line| line.starts_with('[') || line.contains(" = "))
+        // One of the two.
+        .filter(|line| !line.starts_with("file = "))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let config = Config::parse(&shown, Path::new("runner.toml")).unwrap();
+    assert_eq!(config.plugin("NAME").http.allow.0.len(), 3);
 }

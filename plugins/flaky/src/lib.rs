@@ -5,7 +5,7 @@
 use piecework::handler::types::Disposition;
 use serde::Deserialize;
 
-wit_bindgen::generate!({ path: "../../wit", world: "handler" });
+wit_bindgen::generate!({ path: "../../wit", world: "handler", generate_all });
 
 /// Other members are welcome, so that a job can carry a note about itself.
 #[derive(Deserialize)]

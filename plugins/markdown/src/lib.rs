@@ -6,7 +6,7 @@ use piecework::handler::types::Disposition;
 use pulldown_cmark::{Event, Options, Parser, TagEnd, html};
 use serde::{Deserialize, Serialize};
 
-wit_bindgen::generate!({ path: "../../wit", world: "handler" });
+wit_bindgen::generate!({ path: "../../wit", world: "handler", generate_all });
 
 #[derive(Deserialize)]
 struct Payload {

@@ -13,7 +13,7 @@ use core::cell::Cell;
 use core::panic::PanicInfo;
 use core::ptr;
 
-wit_bindgen::generate!({ path: "../../wit", world: "handler" });
+wit_bindgen::generate!({ path: "../../wit", world: "handler", generate_all });
 
 struct Noop;
 

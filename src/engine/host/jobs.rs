@@ -1,11 +1,11 @@
 //! `jobs`: follow-ups are kept until the attempt succeeds, progress is passed on, `cancelled` tells.
 
-use super::{HostState, MAX_FOLLOW_UPS};
+use super::HostState;
 use crate::engine::bindings::piecework::handler::jobs;
-use crate::job::{FollowUp, MAX_JSON_BYTES, check_json};
+use crate::job::{FollowUp, MAX_PAYLOAD_BYTES, check_json, storable};
 
 /// Sum of the payloads of one attempt's follow-ups, in bytes.
-const MAX_FOLLOW_UP_BYTES: usize = 16 * MAX_JSON_BYTES;
+const MAX_FOLLOW_UP_BYTES: usize = 16 * MAX_PAYLOAD_BYTES;
 
 impl jobs::Host for HostState {
     fn enqueue(&mut self, job: jobs::NewJob) -> wasmtime::Result<Result<(), String>> {
@@ -13,7 +13,8 @@ impl jobs::Host for HostState {
     }
 
     fn progress(&mut self, percent: u8, message: String) -> wasmtime::Result<()> {
-        self.progress.report(percent.min(100), &message);
+        let message = storable(&message, self.limits.progress);
+        self.progress.report(percent.min(100), message);
         Ok(())
     }
 
@@ -25,8 +26,9 @@ impl jobs::Host for HostState {
 impl HostState {
     /// Checks everything that the database would refuse: a follow-up that is accepted here is enqueued with the success.
     fn follow_up(&mut self, job: jobs::NewJob) -> Result<(), String> {
-        if self.follow_ups.len() >= MAX_FOLLOW_UPS {
-            return Err(format!("an attempt enqueues at most {MAX_FOLLOW_UPS} jobs"));
+        let most = self.limits.follow_ups;
+        if self.follow_ups.len() >= most {
+            return Err(format!("an attempt enqueues at most {most} jobs"));
         }
         self.follow_up_bytes = self.follow_up_bytes.saturating_add(job.payload.len());
         if self.follow_up_bytes > MAX_FOLLOW_UP_BYTES {
@@ -40,7 +42,8 @@ impl HostState {
         {
             return Err("a job type has 1 to 200 characters, none of them U+0000".into());
         }
-        check_json(&job.payload).map_err(|error| format!("the payload is refused: {error}"))?;
+        check_json(&job.payload, MAX_PAYLOAD_BYTES)
+            .map_err(|error| format!("the payload is refused: {error}"))?;
         if job.unique_key.is_some() || job.ordering_key.is_some() {
             return Err("this version of the host offers no unique and ordering keys".into());
         }

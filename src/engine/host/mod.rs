@@ -1,11 +1,17 @@
 //! What an attempt can reach: its host state, which lives and dies with its store. One file for each interface of the world.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use wasmtime::ResourceLimiter;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi_http::WasiHttpCtx;
 
+mod checkpoint;
+mod config;
+mod http;
 mod jobs;
 mod log;
 mod output;
@@ -13,21 +19,25 @@ mod output;
 pub(super) use output::Capture;
 
 use super::bindings::piecework::handler::types;
-use super::{Progress, Shared, Stop};
-use crate::job::{FollowUp, JobId};
-
-/// Follow-ups of one attempt; the sum of their payloads is limited too.
-const MAX_FOLLOW_UPS: usize = 10_000;
+use super::{Grants, Ledger, Progress, Shared, Stop, Ties};
+use crate::config::Limits;
+use crate::job::{Claimed, FollowUp, JobId};
 
 /// The state of one attempt.
 pub(super) struct HostState {
     wasi: WasiCtx,
+    wasi_http: WasiHttpCtx,
     table: ResourceTable,
+    limits: Limits,
     pub(super) memory: MemoryLimit,
     pub(super) follow_ups: Vec<FollowUp>,
     follow_up_bytes: usize,
     pub(super) output: Shared<Capture>,
-    pub(super) stop: Arc<Stop>,
+    pub(super) http: http::Door,
+    config: Arc<BTreeMap<String, String>>,
+    saved: checkpoint::Saved,
+    ledger: Arc<dyn Ledger>,
+    stop: Arc<Stop>,
     progress: Arc<Progress>,
     job: JobId,
     job_type: Arc<str>,
@@ -35,37 +45,52 @@ pub(super) struct HostState {
 
 impl HostState {
     pub(super) fn new(
-        job: JobId,
-        job_type: &str,
-        memory: u64,
-        stop: Arc<Stop>,
-        progress: Arc<Progress>,
+        job: &Claimed,
+        idempotency_key: &str,
+        grants: &Grants,
+        ties: &Ties,
+        deadline: Instant,
     ) -> Self {
-        let output = Arc::new(Mutex::new(Capture::default()));
+        let limits = grants.limits;
+        let output = Arc::new(Mutex::new(Capture::new(limits.output)));
         let mut wasi = WasiCtxBuilder::new();
         // No arguments, environment, files or network; standard input is at its end. What is printed is kept.
         wasi.stdout(output::Printer::new(output.clone(), false));
         wasi.stderr(output::Printer::new(output.clone(), true));
-        wasi.max_random_size(64 * 1024);
+        wasi.max_random_size(limits.random);
         let mut table = ResourceTable::new();
-        table.set_max_capacity(10_000);
+        table.set_max_capacity(limits.handles);
+        let mut wasi_http = WasiHttpCtx::new();
+        wasi_http.set_field_size_limit(grants.http_headers);
+        let http = http::Door::new(
+            grants.http.clone(),
+            deadline,
+            idempotency_key,
+            output.clone(),
+        );
         Self {
             wasi: wasi.build(),
+            wasi_http,
             table,
-            memory: MemoryLimit {
-                limit: memory,
-                total: 0,
-                peak: 0,
-                denied: None,
-            },
+            limits,
+            memory: MemoryLimit::new(&limits),
             follow_ups: Vec::new(),
             follow_up_bytes: 0,
             output,
-            stop,
-            progress,
-            job,
-            job_type: job_type.into(),
+            http,
+            config: grants.config.clone(),
+            saved: checkpoint::Saved::Unread(job.checkpoint.clone()),
+            ledger: ties.ledger.clone(),
+            stop: ties.stop.clone(),
+            progress: ties.progress.clone(),
+            job: job.id,
+            job_type: job.job_type.shared(),
         }
+    }
+
+    /// Ends this attempt.
+    pub(super) fn stop(&self) -> &Stop {
+        &self.stop
     }
 }
 
@@ -85,9 +110,26 @@ impl types::Host for HostState {}
 #[derive(Debug)]
 pub(super) struct MemoryLimit {
     limit: u64,
+    table_elements: usize,
+    instances: usize,
     total: u64,
     pub(super) peak: u64,
     pub(super) denied: Option<String>,
+    pub(super) denied_table: Option<String>,
+}
+
+impl MemoryLimit {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            limit: limits.memory,
+            table_elements: limits.table_elements,
+            instances: limits.instances,
+            total: 0,
+            peak: 0,
+            denied: None,
+            denied_table: None,
+        }
+    }
 }
 
 impl ResourceLimiter for MemoryLimit {
@@ -122,18 +164,25 @@ impl ResourceLimiter for MemoryLimit {
         desired: usize,
         maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        Ok(desired <= 20_000 && maximum.is_none_or(|maximum| desired <= maximum))
+        if desired > self.table_elements {
+            self.denied_table = Some(format!(
+                "the guest asked for a table of {desired} elements, the limit is {}",
+                self.table_elements
+            ));
+            return Ok(false);
+        }
+        Ok(maximum.is_none_or(|maximum| desired <= maximum))
     }
 
     fn instances(&self) -> usize {
-        64
+        self.instances
     }
 
     fn tables(&self) -> usize {
-        64
+        super::MAX_TABLES
     }
 
     fn memories(&self) -> usize {
-        16
+        super::MAX_MEMORIES
     }
 }

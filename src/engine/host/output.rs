@@ -13,14 +13,14 @@ use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
 
 use crate::engine::Shared;
 
-/// Bytes kept from the start, and as many from the end.
-const PART: usize = 32 * 1024;
 /// Bytes of standard error that go into the text of a trap.
 const ERROR_TAIL: usize = 1024;
 
 /// The output of one attempt.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::engine) struct Capture {
+    /// Bytes kept from the start, and as many from the end.
+    part: usize,
     first: Vec<u8>,
     last: VecDeque<u8>,
     cut: u64,
@@ -28,22 +28,33 @@ pub(in crate::engine) struct Capture {
 }
 
 impl Capture {
+    /// Keeps `limit` bytes in all.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            part: limit / 2,
+            first: Vec::new(),
+            last: VecDeque::new(),
+            cut: 0,
+            error_tail: VecDeque::new(),
+        }
+    }
+
     pub(super) fn has_room(&self) -> bool {
-        self.first.len() < PART
+        self.first.len() < self.part
     }
 
     pub(super) fn write(&mut self, bytes: &[u8], error: bool) {
         if error {
             keep_last(&mut self.error_tail, bytes, ERROR_TAIL);
         }
-        let (head, tail) = bytes.split_at(bytes.len().min(PART - self.first.len()));
+        let (head, tail) = bytes.split_at(bytes.len().min(self.part - self.first.len()));
         self.first.extend_from_slice(head);
-        self.cut += keep_last(&mut self.last, tail, PART);
+        self.cut += keep_last(&mut self.last, tail, self.part);
     }
 
     /// Everything that was kept, with a mark where something was cut; `None` when nothing was printed.
     pub(in crate::engine) fn text(&self) -> Option<String> {
-        if self.first.is_empty() {
+        if self.first.is_empty() && self.cut == 0 {
             return None;
         }
         let last: Vec<u8> = self.last.iter().copied().collect();
@@ -161,9 +172,11 @@ impl AsyncWrite for Printer {
 mod tests {
     use super::*;
 
+    const PART: usize = 1000;
+
     #[test]
     fn the_first_and_the_last_part_are_kept_and_the_rest_counted() {
-        let mut capture = Capture::default();
+        let mut capture = Capture::new(2 * PART);
         assert_eq!(capture.text(), None);
         capture.write(b"begin", false);
         for _ in 0..1000 {
@@ -179,7 +192,7 @@ mod tests {
 
     #[test]
     fn one_write_larger_than_everything_is_kept_from_both_ends() {
-        let mut capture = Capture::default();
+        let mut capture = Capture::new(2 * PART);
         let mut large = vec![b'a'; 10 * PART];
         *large.last_mut().unwrap() = b'z';
         capture.write(&large, true);

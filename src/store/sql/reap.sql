@@ -19,9 +19,9 @@ gone as (
 kept as (
   insert into piecework.job_history (
     id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
-    payload, parent, root, failure, last_error, runner, attempts, output, progress, trace_context)
+    payload, parent, root, failure, last_error, runner, attempts, output, progress, checkpoint, trace_context)
   select id, job_type, 'failed', priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
-         payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, trace_context
+         payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, checkpoint, trace_context
   from gone
 ),
 again as (

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The bytes of a test guest (`probe`, `start_loop`) or a handler of `plugins/`.
+/// The bytes of a test guest (`probe`, `client`, `start_loop`) or a handler of `plugins/`.
 pub(crate) fn bytes(name: &str) -> Vec<u8> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -17,6 +17,15 @@ pub(crate) fn bytes(name: &str) -> Vec<u8> {
         .iter()
         .find_map(|place| fs::read(place.with_extension("wasm")).ok())
         .unwrap_or_else(|| panic!("the guest `{name}` is not built: run scripts/guests.sh"))
+}
+
+/// The bytes of a component that stands as text in `tests/guests/NAME.wat`.
+pub(crate) fn text(name: &str) -> Vec<u8> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/guests")
+        .join(name)
+        .with_extension("wat");
+    wat::parse_file(file).unwrap()
 }
 
 /// A folder for one test, empty at first and removed with the value.

@@ -1,9 +1,12 @@
 //! What the tests share: a database each, guests by name, runners in this process and as processes, waiting without sleeping.
 
+pub(crate) mod bed;
+pub(crate) mod caller;
 pub(crate) mod db;
 pub(crate) mod guests;
 pub(crate) mod process;
 pub(crate) mod relay;
+pub(crate) mod server;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

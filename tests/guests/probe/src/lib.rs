@@ -2,23 +2,25 @@
 //!
 //! One guest for all tests, because compiling a component costs more than any of them.
 
+mod hostile;
+mod memory;
+mod net;
 mod request;
+mod settled;
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use piecework::handler::types::Disposition;
 use piecework::handler::{jobs, log};
 use serde_json::{Value, json};
-use wasip2::clocks::monotonic_clock;
-use wasip2::io::poll;
 
-use crate::request::{Follow, Level, Request, Then, Whither, Wish};
+use crate::request::{Call, Follow, Level, Next, Request, Then, Wish};
 
-wit_bindgen::generate!({ path: "../../../wit", world: "handler" });
+wit_bindgen::generate!({ path: "../../../wit", world: "handler", generate_all });
 
 struct Probe;
 
@@ -43,10 +45,12 @@ impl Guest for Probe {
                     .map_err(|error| discard(format!("stdin: {error}")))?;
                 return answer(json!({ "bytes": input.len() }));
             }
-            Request::PollMany {} => poll_many(),
-            Request::Grow { mib, step_kib } => grow(mib, step_kib),
-            Request::TryGrow { mib } => return answer(json!({ "grown": try_grow(mib) })),
-            Request::Deep {} => return answer(json!({ "deep": deep(0, black_box(u64::MAX)) })),
+            Request::PollMany {} => hostile::poll_many(),
+            Request::Grow { mib, step_kib } => memory::grow(mib, step_kib),
+            Request::TryGrow { mib } => return answer(json!({ "grown": memory::try_grow(mib) })),
+            Request::Deep {} => {
+                return answer(json!({ "deep": memory::deep(0, black_box(u64::MAX)) }));
+            }
             Request::Fail {
                 text,
                 disposition,
@@ -85,7 +89,8 @@ impl Guest for Probe {
                 whither,
                 kib,
                 at_once,
-            } => shout(&whither, kib, at_once).map_err(|error| discard(error.to_string()))?,
+            } => hostile::shout(&whither, kib, at_once)
+                .map_err(|error| discard(error.to_string()))?,
             Request::Echo {} => return Ok(Some(job.payload)),
             Request::Result { text } => return Ok(Some(text)),
             Request::Follow(follow) => enqueue(*follow)?,
@@ -112,6 +117,34 @@ impl Guest for Probe {
                 &text,
             ),
             Request::Env {} => return answer(surroundings()),
+            Request::Http(call) => return answer(net::call(*call)?),
+            Request::SecretHttp(call) => return answer(net::secret_call(*call)?),
+            Request::CheckpointSave { name, json } => return answer(settled::save(&name, &json)),
+            Request::CheckpointLoad { name } => return answer(settled::load(&name)),
+            Request::Steps { steps, fail_at, ms } => {
+                return answer(settled::steps(job.attempt, steps, fail_at, ms)?);
+            }
+            Request::Config { key } => return answer(settled::config(key)),
+            Request::Handles { count } => {
+                return answer(json!({ "handles": hostile::handles(count) }));
+            }
+            Request::ReturnHuge { mib } => return Ok(Some(memory::huge_json(mib))),
+            Request::PassHuge { mib, to, url } => return answer(hostile::pass_huge(mib, &to, url)),
+            Request::PassList { count, url } => return answer(hostile::pass_list(count, url)),
+            Request::Random { kib } => return answer(json!({ "bytes": hostile::random(kib) })),
+            Request::Bulk {} => memory::bulk(),
+            Request::LogLine { mib } => log::log(log::Level::Info, &"x".repeat(mib << 20)),
+            Request::WaitThen { ms, then, url } => {
+                thread::sleep(Duration::from_millis(ms));
+                match then {
+                    Next::Ok => {}
+                    Next::Http => return answer(net::call(Call::get(url))?),
+                }
+            }
+            Request::SpinAfterProgress {} => {
+                jobs::progress(1, "computes for ever");
+                spin(None);
+            }
         }
         answer(json!({
             "id": job.id,
@@ -146,63 +179,6 @@ fn spin(ms: Option<u64>) {
     }
 }
 
-fn poll_many() {
-    const HOUR: u64 = 3_600_000_000_000;
-    let waits: Vec<_> = (0..200)
-        .map(|_| monotonic_clock::subscribe_duration(HOUR))
-        .collect();
-    poll::poll(&waits.iter().collect::<Vec<_>>());
-}
-
-fn grow(mib: u64, step_kib: u64) {
-    let mut kept = Vec::new();
-    let mut left = mib << 20;
-    while left > 0 {
-        let step = left.min(step_kib.max(1) << 10);
-        let bytes = usize::try_from(step).unwrap_or(usize::MAX);
-        // Not zero: zeroed memory may come untouched.
-        kept.push(vec![1_u8; bytes]);
-        left -= step;
-    }
-    black_box(&kept);
-}
-
-fn try_grow(mib: u64) -> bool {
-    let mut bytes: Vec<u8> = Vec::new();
-    let size = usize::try_from(mib << 20).unwrap_or(usize::MAX);
-    let grown = bytes.try_reserve_exact(size).is_ok();
-    black_box(&bytes);
-    grown
-}
-
-/// Keeps nothing in linear memory, so that it is the call stack that ends; the result is mixed after the inner call,
-/// so that no loop can stand in for it.
-#[inline(never)]
-fn deep(level: u64, bottom: u64) -> u64 {
-    if level == bottom {
-        return level;
-    }
-    deep(level + 1, bottom).rotate_left(7) ^ level
-}
-
-fn shout(whither: &Whither, kib: usize, at_once: bool) -> io::Result<()> {
-    let (size, times) = if at_once {
-        (kib << 10, 1)
-    } else {
-        (1 << 10, kib)
-    };
-    let mut text = "x".repeat(size.saturating_sub(1));
-    text.push('\n');
-    for _ in 0..times {
-        match whither {
-            Whither::Stdout => io::stdout().write_all(text.as_bytes())?,
-            Whither::Stderr => io::stderr().write_all(text.as_bytes())?,
-            Whither::Log => log::log(log::Level::Info, &text),
-        }
-    }
-    io::stdout().flush()
-}
-
 fn enqueue(follow: Follow) -> Result<(), Failure> {
     let job = jobs::NewJob {
         job_type: follow.job_type,
@@ -219,6 +195,7 @@ fn enqueue(follow: Follow) -> Result<(), Failure> {
     for _ in 0..follow.count {
         jobs::enqueue(&job).map_err(discard)?;
     }
+    thread::sleep(Duration::from_millis(follow.ms));
     match follow.then {
         Then::Ok => Ok(()),
         Then::Fail => Err(Failure {

@@ -73,6 +73,140 @@ pub enum Request {
         text: String,
     },
     Env {},
+    /// Through `piecework:handler/http`; the guest `client` is for `wasi:http`. Answers as [`Call`] says.
+    Http(Box<Call>),
+    /// Sends a secret's placeholder, which it finds in its settings under `secrets.SECRET`; answers as `http`.
+    SecretHttp(Box<SecretCall>),
+    /// `{"saved": true}` or `{"error": text}`.
+    CheckpointSave {
+        name: String,
+        /// As text, so that it need not be JSON.
+        json: String,
+    },
+    /// `{"value": text or null}`.
+    CheckpointLoad {
+        name: String,
+    },
+    /// Logs `did step 1` and so on, saves each in the checkpoint `step`, and skips those that are saved already. Answers
+    /// with the steps of this attempt: `{"did": [3, 4]}`.
+    Steps {
+        steps: u32,
+        /// The first attempt panics once this step is saved.
+        fail_at: Option<u32>,
+        /// A nap after each step.
+        #[serde(default)]
+        ms: u64,
+    },
+    /// One setting, `{"value": text or null}`, or without a key all of them as an object.
+    Config {
+        key: Option<String>,
+    },
+    /// Takes handles from the host and never drops one; without `count` for ever.
+    Handles {
+        count: Option<u64>,
+    },
+    /// Its result is a JSON string of that size.
+    ReturnHuge {
+        mib: usize,
+    },
+    /// Gives a text of that size to one host function; `{"passed": true}` or `{"error": text}`.
+    PassHuge {
+        mib: usize,
+        to: Target,
+        /// For `http_body`.
+        #[serde(default = "nowhere")]
+        url: String,
+    },
+    /// Gives a list of that many empty headers to `http.send`; answers as `pass_huge`.
+    PassList {
+        count: usize,
+        #[serde(default = "nowhere")]
+        url: String,
+    },
+    /// Asks for that many random bytes in one call; `{"bytes": n}`.
+    Random {
+        kib: u64,
+    },
+    /// Fills and copies 32 MiB for ever: each is one instruction, which no clock interrupts.
+    Bulk {},
+    /// One log message of that size without a line break.
+    LogLine {
+        mib: usize,
+    },
+    /// Naps, then ends well or makes one call, whose answer is as that of `http`.
+    WaitThen {
+        ms: u64,
+        then: Next,
+        #[serde(default = "nowhere")]
+        url: String,
+    },
+    /// Reports 1 percent, so that a test sees it run, then computes for ever.
+    SpinAfterProgress {},
+}
+
+/// An HTTP call. It answers `{"status": 200, "headers": [["a", "b"]], "body": "lossy text"}`, or
+/// `{"error": "denied", "message": text}`: a result too, so that a test sees that the guest goes on.
+///
+/// Strict, as [`Follow`] is and for the same reason.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    #[serde(default = "get")]
+    pub method: String,
+    pub url: String,
+    #[serde(default)]
+    pub headers: Vec<(String, String)>,
+    pub body: Option<String>,
+    /// Milliseconds.
+    pub timeout: Option<u32>,
+    /// So many calls one after another, whatever becomes of them; the answer is the last one's.
+    #[serde(default = "once")]
+    pub times: u32,
+    /// An error becomes a failure that asks for a retry, with the message as its text.
+    #[serde(default)]
+    pub fail: bool,
+}
+
+/// Strict too.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SecretCall {
+    pub secret: String,
+    pub url: String,
+    pub place: Place,
+    /// Prints and logs the placeholder and what came back: both end up in the job's record.
+    #[serde(default)]
+    pub echo: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// `Authorization: Bearer PLACEHOLDER`
+    Header,
+    /// `Authorization: Basic`, with `user:PLACEHOLDER` in base64.
+    Basic,
+    /// `?key=PLACEHOLDER`
+    Query,
+    /// The whole body of a POST.
+    Body,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    Log,
+    Progress,
+    Enqueue,
+    HttpBody,
+    Checkpoint,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Next {
+    Ok,
+    Http,
 }
 
 #[derive(Deserialize)]
@@ -118,6 +252,9 @@ pub struct Follow {
     pub max_attempts: Option<u32>,
     pub unique_key: Option<String>,
     pub ordering_key: Option<String>,
+    /// A nap after it enqueued.
+    #[serde(default)]
+    pub ms: u64,
     #[serde(default)]
     pub then: Then,
 }
@@ -138,4 +275,13 @@ fn one_mib() -> u64 {
 
 fn once() -> u32 {
     1
+}
+
+fn get() -> String {
+    "GET".to_owned()
+}
+
+/// For requests that are not meant to arrive: the port for throwing away.
+fn nowhere() -> String {
+    "http://127.0.0.1:9/".to_owned()
 }

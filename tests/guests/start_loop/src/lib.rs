@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-wit_bindgen::generate!({ path: "../../../wit", world: "handler" });
+wit_bindgen::generate!({ path: "../../../wit", world: "handler", generate_all });
 
 /// A core module's export of this name becomes the start function of the component's own wiring, so it is called by
 /// the instantiation itself. (A static constructor would not do: the linker calls those from `run`.)

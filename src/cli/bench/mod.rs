@@ -1,4 +1,6 @@
-//! `piecework bench`: this machine's figures, measured in a database of its own that is dropped afterwards.
+//! `piecework bench`: this machine's figures. What needs a database gets one of its own, which is dropped afterwards.
+
+mod engine;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +18,7 @@ use crate::runner::Runner;
 use crate::store::{Demand, NewJob, Pick, Scratch, Store};
 use crate::telemetry::Event;
 
-/// Measure this machine, in a database that is made for it and dropped afterwards
+/// Measure this machine; what needs a database gets one of its own, which is dropped afterwards
 #[derive(Debug, Args)]
 pub(super) struct Bench {
     #[command(subcommand)]
@@ -31,6 +33,10 @@ enum Command {
     Latency(Latency),
     /// Time the claim with and without millions of finished and future jobs beside, and show its plan
     Claim(Claim),
+    /// Time one call of a handler with all limits on, without a database
+    Call(engine::Call),
+    /// See how late handlers that do not end are ended: computing, sleeping, waiting for HTTP
+    Kill(engine::Kill),
 }
 
 #[derive(Debug, Args)]
@@ -98,6 +104,8 @@ impl Bench {
             Command::Drain(drain) => Some(&drain.common),
             Command::Latency(latency) => Some(&latency.common),
             Command::Claim(_) => None,
+            Command::Call(call) => return call.measure(&config).map(|()| Ending::Done),
+            Command::Kill(kill) => return kill.measure(&config).map(|()| Ending::Done),
         };
         if let Some(common) = common {
             if let Some(slots) = common.slots {
@@ -122,6 +130,7 @@ impl Bench {
                     Command::Drain(drain) => drain.measure(config, &store).await?,
                     Command::Latency(latency) => latency.measure(config, &store).await?,
                     Command::Claim(claim) => claim.measure(&store).await?,
+                    Command::Call(_) | Command::Kill(_) => {}
                 }
                 store.close().await;
                 anyhow::Ok(())

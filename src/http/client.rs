@@ -1,0 +1,248 @@
+//! What one plugin may do, and its connections.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use super::bounds::{Bounds, Phase};
+use super::pool::{Key, Pool};
+use super::wire::Wire;
+use super::{Error, Net, Session, Shared, connect};
+use crate::config::{HttpLimits, Secret};
+use crate::policy::{AddressKind, Destination, Miss, Policy, Rule, Scheme, address_kind};
+
+/// Name lookups of one plugin at a time: half of all, so that one with names that hang leaves room for the others.
+const LOOKUPS: usize = 4;
+
+/// What one plugin may do.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Its name, for messages and the log.
+    pub plugin: String,
+    /// Where its calls may go.
+    pub allow: Policy,
+    /// Where any plugin's calls may go.
+    pub ceiling: Policy,
+    /// Limits of an attempt's calls.
+    pub limits: HttpLimits,
+    /// The secrets that it may use.
+    pub secrets: Vec<Secret>,
+    /// Where `allow` is, for messages: "`allow` under `[plugins.mail.http]` (runner.toml line 12)".
+    pub allow_at: String,
+    /// Where the ceiling is, for messages.
+    pub ceiling_at: String,
+}
+
+/// A plugin's way out. Its connections end with it.
+pub struct Client {
+    pub(super) net: Arc<Shared>,
+    pub(super) rules: Rules,
+    pub(super) plugin: Arc<str>,
+    pool: Arc<Pool>,
+    lookups: Arc<Semaphore>,
+}
+
+impl Client {
+    /// A client with no connection yet.
+    pub fn new(net: &Net, rules: Rules) -> Self {
+        Self {
+            plugin: rules.plugin.as_str().into(),
+            pool: Pool::new(net.shared.idle),
+            lookups: Arc::new(Semaphore::new(LOOKUPS)),
+            net: net.shared.clone(),
+            rules,
+        }
+    }
+
+    /// The HTTP of one attempt, which ends at `deadline`. `idempotency_key` is the job's, for the rules that send it.
+    pub fn session(self: &Arc<Self>, deadline: Instant, idempotency_key: &str) -> Session {
+        Session::new(self.clone(), deadline, idempotency_key)
+    }
+
+    /// The plugin's rule for a request that both lists allow, and whether private addresses are open to it.
+    pub(super) fn rule(&self, method: &str, to: &Destination) -> Result<(&Rule, bool), Error> {
+        let rules = &self.rules;
+        let rule = rules.allow.find(method, to).map_err(|miss| match miss {
+            Miss::Destination => Error::Denied(format!(
+                "`{to}` is not allowed for the plugin `{}`: add \"{to}\" to {}",
+                rules.plugin, rules.allow_at
+            )),
+            Miss::Method(allowed) => Error::Denied(format!(
+                "`{method}` to `{to}` is not allowed for the plugin `{}`, only {}: add \"{method}\" to the `methods` of this \
+                 destination in {}",
+                rules.plugin,
+                listed(&allowed),
+                rules.allow_at
+            )),
+        })?;
+        let above = rules.ceiling.find(method, to).map_err(|miss| match miss {
+            Miss::Destination => Error::Denied(format!(
+                "`{to}` is not allowed for any plugin: add \"{to}\" to {}",
+                rules.ceiling_at
+            )),
+            Miss::Method(allowed) => Error::Denied(format!(
+                "`{method}` to `{to}` is not allowed for any plugin, only {}: add \"{method}\" to the `methods` of this \
+                 destination in {}",
+                listed(&allowed),
+                rules.ceiling_at
+            )),
+        })?;
+        Ok((rule, rule.private && above.private))
+    }
+
+    /// A connection for a call, an open one where there is one. The flag says that it has been used before.
+    pub(super) async fn lease(
+        self: &Arc<Self>,
+        key: &Key,
+        method: &str,
+        bounds: &Bounds,
+        fresh: bool,
+    ) -> Result<(Lease, bool), Error> {
+        let lease = |wire| Lease {
+            pool: self.pool.clone(),
+            key: key.clone(),
+            wire,
+        };
+        if !fresh && let Some(wire) = self.pool.take(key).await {
+            return Ok((lease(wire), true));
+        }
+        // The lookup's own limit is the same instant: it is polled first, and its text says more.
+        let (until, _) = bounds.until(Phase::Connect);
+        let connecting = async {
+            let gate = self.pool.gate(key);
+            let held = match &gate {
+                Some(gate) => Some(gate.lock().await),
+                None => None,
+            };
+            if held.is_some()
+                && let Some(wire) = self.pool.shared(key)
+            {
+                return Ok((lease(wire), true));
+            }
+            // Whoever held it before may have found that there is nothing to share.
+            let _held = held.filter(|_| self.pool.gate(key).is_some());
+            let permits = [&self.lookups, &self.net.lookups];
+            let addresses = connect::look_up(&key.to, until, permits).await?;
+            let addresses = self.permitted(addresses, method, &key.to)?;
+            let stream = connect::connect(&key.to, addresses).await?;
+            let wire = self.speak(stream, &key.to).await?;
+            self.pool.opened(key, &wire);
+            Ok((lease(wire), false))
+        };
+        bounds.within(Phase::Connect, &key.to, connecting).await?
+    }
+
+    async fn speak(&self, stream: TcpStream, to: &Destination) -> Result<Wire, Error> {
+        let limit = self.rules.limits.headers;
+        let wire = match to.scheme {
+            Scheme::Http => Wire::new(stream, false, limit).await,
+            Scheme::Https => {
+                let (stream, h2) = self.net.tls.secure(stream, to).await?;
+                Wire::new(stream, h2, limit).await
+            }
+        };
+        wire.map_err(|error| Error::from_hyper(&error, to, limit))
+    }
+
+    /// The addresses that may be connected to.
+    fn permitted(
+        &self,
+        addresses: Vec<IpAddr>,
+        method: &str,
+        to: &Destination,
+    ) -> Result<Vec<IpAddr>, Error> {
+        let (rule, private) = self.rule(method, to)?;
+        let mut refused = None;
+        let mut permitted = Vec::new();
+        for address in addresses {
+            match rule.permits(to, address) {
+                Ok(()) if private || address_kind(address) == AddressKind::Public => {
+                    permitted.push(address);
+                }
+                // The plugin's own rule opens it, the ceiling does not.
+                Ok(()) => refused = refused.or(Some((address, address_kind(address), true))),
+                Err(kind) => refused = refused.or(Some((address, kind, false))),
+            }
+        }
+        match refused {
+            Some((address, kind, above)) if permitted.is_empty() => {
+                Err(self.closed(to, address, kind, above))
+            }
+            Some(_) | None => Ok(permitted),
+        }
+    }
+
+    fn closed(&self, to: &Destination, address: IpAddr, kind: AddressKind, above: bool) -> Error {
+        let verb = if matches!(to.host, url::Host::Domain(_)) {
+            "resolves to"
+        } else {
+            "is"
+        };
+        let at = if above {
+            &self.rules.ceiling_at
+        } else {
+            &self.rules.allow_at
+        };
+        let open = format!("write {{ to = \"{to}\", private = true }} in {at}");
+        Error::Denied(match kind {
+            AddressKind::Public | AddressKind::Private => {
+                format!("`{to}` {verb} {address}, a private address: {open}")
+            }
+            AddressKind::Metadata if verb == "is" => format!(
+                "`{to}` is an address of the machine's own metadata, which may hold credentials of the host: {open} if a \
+                 handler really has to read it"
+            ),
+            AddressKind::Metadata => format!(
+                "`{to}` resolves to {address}, an address of the machine's own metadata: no name may lead there"
+            ),
+            AddressKind::Unusable => format!(
+                "`{to}` {verb} {address}, an address that no call may go to, whatever the settings allow"
+            ),
+        })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("rules", &self.rules)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A connection while a call uses it. Just dropped, HTTP/1.1 closes, and a shared connection stays for the others.
+pub(super) struct Lease {
+    pool: Arc<Pool>,
+    key: Key,
+    pub(super) wire: Wire,
+}
+
+impl Lease {
+    /// After an answer that was read to its end: the next call may have the connection.
+    pub(super) async fn give_back(self) {
+        match self.wire {
+            Wire::Http1(mut wire) => {
+                if wire.settles().await {
+                    self.pool.put(&self.key, wire);
+                }
+            }
+            Wire::Http2(wire) => wire.touch(),
+        }
+    }
+
+    /// After an error: no further call may have it.
+    pub(super) fn spoil(self) {
+        if let Wire::Http2(wire) = &self.wire {
+            self.pool.forget(&self.key, wire);
+        }
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
+}
