@@ -174,6 +174,18 @@ fn print_job(job: &str) -> anyhow::Result<()> {
         "result",
         "failure",
         "last_error",
+        "plugin",
+        "runner",
+        "run_us",
+        "cpu_us",
+        "fuel",
+        "peak_memory",
+        "http_calls",
+        "http_bytes",
+        "http_us",
+        "attempts",
+        "progress",
+        "checkpoint",
     ];
     let rest = members
         .keys()

@@ -295,6 +295,58 @@ async fn process_enqueue_waits_for_the_result_and_ends_by_the_outcome() {
     db.drop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_cancelled_and_what_attempts_used_is_shown() {
+    let db = Db::new().await;
+    let folder = Folder::with(&[("probe", "probe")]);
+    let here = folder.path();
+    let waiting = db.enqueue("nobody", "{}").await.to_string();
+    let done = db
+        .enqueue("probe", r#"{"do":"http","url":"http://127.0.0.1:9/"}"#)
+        .await;
+    let host = Host::start(&db, here, "");
+    db.becomes(done, "done").await;
+    let done = done.to_string();
+    let output = run(
+        Some(&db),
+        here,
+        &["jobs", "cancel", &waiting, &done, "4711"],
+    );
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (
+            Some(1),
+            format!(
+                "job {waiting} is cancelled\njob {done} had ended before: it is done, nothing was changed\nthere is no job 4711: it never was, or the history has dropped it"
+            )
+        )
+    );
+    let output = run(Some(&db), here, &["jobs", "cancel", &waiting, "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said[0]["state"], "cancelled");
+    let output = run(Some(&db), here, &["jobs", "show", &done]);
+    let shown = text(&output.stdout);
+    for member in [
+        "plugin",
+        "runner",
+        "run_us",
+        "cpu_us",
+        "peak_memory",
+        "http_calls",
+        "http_bytes",
+        "http_us",
+    ] {
+        assert!(
+            shown.lines().any(|line| line.starts_with(member)),
+            "{member}: {shown}"
+        );
+    }
+    assert!(shown.contains("http_calls    1"), "{shown}");
+    drop(host);
+    db.drop().await;
+}
+
 #[tokio::test]
 async fn hostile_text_in_a_job_is_shown_as_text() {
     let db = Db::new().await;

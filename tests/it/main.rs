@@ -33,6 +33,7 @@ mod policy;
 mod recovery;
 mod runner_toml;
 mod runs;
+mod secrets;
 mod spinners;
 mod sql;
 mod stop;

@@ -251,6 +251,33 @@ async fn process_o_16_a_host_leaves_in_time_while_it_compiles() {
     db.drop().await;
 }
 
+/// The handler waits for a server that never answers.
+#[tokio::test]
+async fn process_o_16_a_host_leaves_in_time_while_a_handler_is_in_an_http_call() {
+    let db = Db::new().await;
+    let plugins = Folder::with(&[("probe", "probe")]);
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let rule = format!(
+        "[defaults.http]\nallow = [{{ to = '{url}', private = true }}]\nfirst_byte_timeout = '25s'\ntimeout = '25s'\n"
+    );
+    let mut host = Host::start(&db, plugins.path(), &(settings() + &rule));
+    host.ready().await;
+    let payload = format!(r#"{{"do": "http", "url": "{url}/"}}"#);
+    db.enqueue_times(2, "probe", &payload).await;
+    until("two attempts", || async {
+        (host.count("attempt started") == 2).then_some(())
+    })
+    .await;
+    let (_open, _) = silent.accept().await.unwrap();
+    let signalled = Instant::now();
+    host.signal(Signal::TERM);
+    assert!(host.ended().await.success());
+    assert!(signalled.elapsed() < IN_TIME, "{:?}", signalled.elapsed());
+    handed_back(&db, 2).await;
+    db.drop().await;
+}
+
 /// It waits for the answer to its first question.
 #[tokio::test]
 async fn process_o_16_a_host_leaves_in_time_while_it_waits_for_the_database_to_start() {

@@ -41,16 +41,22 @@ impl Host {
 
     /// The same on any address, with more arguments for `run`.
     pub(crate) fn start_on(url: &str, plugins: &Path, settings: &str, more: &[&str]) -> Self {
+        let level = "info,piecework=debug,guest=debug,sqlx=warn";
+        Self::start_logging(url, plugins, settings, more, level)
+    }
+
+    /// The same with a log of another level.
+    pub(crate) fn start_logging(
+        url: &str,
+        plugins: &Path,
+        settings: &str,
+        more: &[&str],
+        level: &str,
+    ) -> Self {
         let file = plugins.join(format!("runner-{:08x}.toml", fastrand::u32(..)));
         std::fs::write(&file, settings).unwrap();
         let mut child = command()
-            .args([
-                "--log-format",
-                "json",
-                "--log-level",
-                "info,piecework=debug,guest=debug,sqlx=warn",
-                "--config",
-            ])
+            .args(["--log-format", "json", "--log-level", level, "--config"])
             .arg(&file)
             .args(["run", "--plugins"])
             .arg(plugins)
