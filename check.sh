@@ -58,6 +58,14 @@ else
     cargo test --locked
 fi
 
+step addresses
+# Once more with many cases: what a guest may connect to is decided by these.
+if cargo nextest --version >/dev/null 2>&1; then
+    PROPTEST_CASES=20000 cargo nextest run --locked -E 'test(policy::)'
+else
+    PROPTEST_CASES=20000 cargo test --locked policy::
+fi
+
 step docs
 RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked
 

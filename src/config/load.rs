@@ -155,6 +155,10 @@ impl Config {
                 "`engine.tick` must be 1s or less: limits are checked that often",
             );
         }
+        let stack = self.engine.stack.0;
+        if !(64 * 1024..=64 * 1024 * 1024).contains(&stack) {
+            return wrong("engine.stack", "`engine.stack` must be 64KiB to 64MiB");
+        }
         for (name, secret) in &self.secrets {
             secret
                 .check(name)
@@ -338,7 +342,7 @@ mod tests {
         );
         assert!(
             refusal("[engine]\nzzzzzzzzzzzz = 1\n")
-                .contains("known here are threads, pooling, tick, gc")
+                .contains("known here are threads, pooling, tick, stack, gc")
         );
     }
 

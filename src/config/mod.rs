@@ -151,6 +151,8 @@ pub struct Engine {
     pub pooling: bool,
     /// How often a computing guest yields and its limits are checked.
     pub tick: Span,
+    /// Call stack of an attempt.
+    pub stack: Size,
     /// Accept components that need WebAssembly GC and exceptions (Kotlin, Dart, OCaml).
     pub gc: bool,
 }
@@ -161,6 +163,7 @@ impl Default for Engine {
             threads: 0,
             pooling: true,
             tick: Span::millis(5),
+            stack: Size::kib(512),
             gc: false,
         }
     }

@@ -37,6 +37,8 @@ use ticker::Ticker;
 
 /// Linear memories of a component; the most that a language was seen to use is 2.
 const MAX_MEMORIES: usize = 4;
+/// What the host's own functions have on the stack of an attempt, in bytes.
+const HOST_STACK: usize = 1536 * 1024;
 /// Tables of a component.
 const MAX_TABLES: usize = 16;
 
@@ -157,8 +159,10 @@ fn options(settings: &config::Engine, fuel: bool) -> Config {
     options.wasm_exceptions(settings.gc);
     // WASI 0.3 only; without it an attempt costs 8 us less.
     options.concurrency_support(false);
-    options.max_wasm_stack(512 * 1024);
-    options.async_stack_size(2 * 1024 * 1024);
+    let stack = usize::try_from(settings.stack.0).unwrap_or(usize::MAX);
+    options.max_wasm_stack(stack);
+    // The host's functions run on the same stack, above the guest's.
+    options.async_stack_size(stack.saturating_add(HOST_STACK));
     options
 }
 

@@ -147,6 +147,9 @@ async fn o_38_guests_that_take_too_much_are_refused_it() {
         assert_eq!(failure.0, class, "{payload}: {}", failure.1);
         assert!(failure.1.contains(text), "{payload}: {}", failure.1);
     }
+    let small = Bed::with("probe", "[engine]\nstack = \"128KiB\"\n");
+    let failure = small.failure(r#"{"do":"deep"}"#).await;
+    assert!(failure.1.contains("call stack exhausted"), "{}", failure.1);
     let table = Bed::of(&guests::text("table_growth"), "");
     let failure = table.failure("{}").await;
     assert_eq!(failure.0, FailureClass::Trap, "{}", failure.1);

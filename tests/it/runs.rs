@@ -409,3 +409,87 @@ async fn a_runner_that_was_declared_dead_stops_its_guests_and_registers_anew() {
     );
     bed.db.drop().await;
 }
+
+/// O-17, result side: what the database cannot keep ends the job in one step, with its cause.
+#[tokio::test(flavor = "multi_thread")]
+async fn o_17_a_result_that_jsonb_cannot_keep_ends_the_job_after_one_attempt() {
+    let bed = Bed::new().await;
+    let runner = bed.start().await;
+    for (result, cause) in [
+        (r#"{"r":"\u0000"}"#, "U+0000"),
+        (r#""\ud800""#, "half a surrogate pair"),
+        ("{", "not JSON"),
+        // No check foresees this one: the database itself refuses it.
+        ("1e1000000", "the outcome cannot be stored"),
+    ] {
+        let payload = serde_json::json!({ "do": "result", "text": result });
+        let id = bed.db.enqueue("probe", &payload.to_string()).await;
+        assert_eq!(bed.ended(id).await, "failed", "{result}");
+        let how =
+            "select concat_ws(' ', attempt, failure, last_error) from piecework.jobs where id = $1";
+        let how = bed.column(id, how).await;
+        assert!(
+            how.starts_with("1 bad_result ") && how.contains(cause),
+            "{result}: {how}"
+        );
+    }
+    bed.end(runner).await;
+}
+
+/// O-39: what a handler said when it died is in the job, with the kind of the trap and the plugin's version; and each kind
+/// of end can be told by a field.
+#[tokio::test(flavor = "multi_thread")]
+async fn o_39_a_panics_message_reaches_the_operator() {
+    let bed = Bed::new().await;
+    let runner = bed.start().await;
+    let how =
+        "select concat_ws(' ', attempt, failure, last_error) from piecework.jobs where id = $1";
+    for (payload, begin, words) in [
+        (
+            r#"{"do":"boom","text":"order 4711 has no lines"}"#,
+            "2 trap ",
+            &["order 4711 has no lines", "unreachable", "(plugin "][..],
+        ),
+        (
+            r#"{"do":"exit","code":3}"#,
+            "2 trap ",
+            &["exited with code", "(plugin "],
+        ),
+        (
+            r#"{"do":"exit","code":0}"#,
+            "2 trap ",
+            &["exited with code 0"],
+        ),
+        (
+            r#"{"do":"fail","text":"try again","disposition":"retry"}"#,
+            "2 guest_retry ",
+            &["try again"],
+        ),
+        // For good: not tried again.
+        (
+            r#"{"do":"fail","text":"no such customer","disposition":"discard"}"#,
+            "1 guest_discard ",
+            &["no such customer"],
+        ),
+        (
+            r#"{"do":"grow","mib":4000}"#,
+            "2 out_of_memory ",
+            &["the limit is 67108864"],
+        ),
+    ] {
+        let job = NewJob {
+            job_type: "probe".into(),
+            payload: payload.into(),
+            max_attempts: Some(2),
+            ..NewJob::default()
+        };
+        let id = bed.db.store.enqueue(&job).await.unwrap();
+        assert_eq!(bed.ended(id).await, "failed", "{payload}");
+        let how = bed.column(id, how).await;
+        assert!(how.starts_with(begin), "{payload}: {how}");
+        for word in words {
+            assert!(how.contains(word), "{payload}: {how}");
+        }
+    }
+    bed.end(runner).await;
+}
