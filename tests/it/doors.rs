@@ -321,3 +321,16 @@ async fn a_call_never_outlives_its_attempt() {
         .await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_is_no_way_out_but_http() {
+    let server = Server::plain().await;
+    let bed = Bed::with("probe", &open(&server, ""));
+    let payload = json!({ "do": "sockets", "address": server.address.to_string() });
+    let outcome = bed.answer(&payload.to_string()).await;
+    for way in ["tcp", "listen", "udp", "lookup"] {
+        let said = outcome[way].as_str().unwrap();
+        assert_ne!(said, "it worked", "{outcome}");
+    }
+    assert_eq!(server.accepted(), 0);
+}

@@ -117,6 +117,7 @@ impl Guest for Probe {
                 &text,
             ),
             Request::Env {} => return answer(surroundings()),
+            Request::Sockets { address } => return answer(net::sockets(&address)),
             Request::Http(call) => return answer(net::call(*call)?),
             Request::SecretHttp(call) => return answer(net::secret_call(*call)?),
             Request::CheckpointSave { name, json } => return answer(settled::save(&name, &json)),

@@ -1,5 +1,7 @@
 //! HTTP calls through the world's own interface.
 
+use std::net::{TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
+
 use serde_json::{Value, json};
 
 use crate::piecework::handler::http::{self, HttpError};
@@ -115,4 +117,18 @@ fn base64(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+/// Each way out that is not HTTP, and what came of it.
+pub fn sockets(address: &str) -> Value {
+    let said = |outcome: std::io::Result<()>| match outcome {
+        Ok(()) => "it worked".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    json!({
+        "tcp": said(TcpStream::connect(address).map(drop)),
+        "listen": said(TcpListener::bind("127.0.0.1:0").map(drop)),
+        "udp": said(UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.send_to(b"x", address)).map(drop)),
+        "lookup": said("localhost:80".to_socket_addrs().map(drop)),
+    })
 }

@@ -73,6 +73,11 @@ pub enum Request {
         text: String,
     },
     Env {},
+    /// Tries to get out without HTTP: a TCP connection and a UDP datagram to the address, and a name lookup. Answers with
+    /// what each came to.
+    Sockets {
+        address: String,
+    },
     /// Through `piecework:handler/http`; the guest `client` is for `wasi:http`. Answers as [`Call`] says.
     Http(Box<Call>),
     /// Sends a secret's placeholder, which it finds in its settings under `secrets.SECRET`; answers as `http`.
