@@ -340,7 +340,8 @@ pub fn storable(text: &str, limit: usize) -> String {
     cut + MARK
 }
 
-/// Checks that text is JSON that `jsonb` will take: well-formed, no NUL escape, no lone surrogate, at most `limit` bytes.
+/// Checks that text is JSON that `jsonb` will take: well-formed, no NUL escape, no lone surrogate, no number out of range, at
+/// most `limit` bytes as given and as `jsonb` prints it.
 ///
 /// # Errors
 /// Says what is wrong and where.
@@ -350,7 +351,74 @@ pub fn check_json(text: &str, limit: usize) -> Result<(), String> {
     }
     serde_json::from_str::<serde::de::IgnoredAny>(text)
         .map_err(|error| format!("it is not JSON: {error}"))?;
-    check_escapes(text)
+    check_escapes(text)?;
+    let printed = printed_bytes(text)?;
+    if printed > limit {
+        return Err(format!(
+            "it has {printed} bytes when its numbers are written out, as PostgreSQL does, the limit is {limit}"
+        ));
+    }
+    Ok(())
+}
+
+/// At most how many bytes `jsonb` makes of well-formed JSON when it prints it: numbers without exponents (`1e131071` has
+/// 131,072 digits) and a space after each colon and comma. A value of 74 KB came back as a gigabyte, which no answer holds.
+///
+/// # Errors
+/// When a number has more digits than PostgreSQL keeps.
+pub fn printed_bytes(text: &str) -> Result<usize, String> {
+    let bytes = text.as_bytes();
+    let mut printed = text.len();
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = after_string(bytes, at),
+            b':' | b',' => {
+                printed += 1;
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let rest = bytes[at..].iter().position(|byte| {
+                    !matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')
+                });
+                let end = rest.map_or(bytes.len(), |rest| at + rest);
+                printed = printed.saturating_add(written_out(&text[at..end])?);
+                at = end;
+            }
+            _ => at += 1,
+        }
+    }
+    Ok(printed)
+}
+
+/// The place after a string that begins at `at`.
+fn after_string(bytes: &[u8], mut at: usize) -> usize {
+    at += 1;
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => return at + 1,
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+    at
+}
+
+/// How much longer a number gets without its exponent, at most.
+fn written_out(number: &str) -> Result<usize, String> {
+    /// What PostgreSQL's `numeric` keeps before and after the point.
+    const DIGITS: (i64, i64) = (131_072, 16_383);
+    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let length = |digits: &str| i64::try_from(digits.len()).unwrap_or(i64::MAX);
+    // Longer than any number of digits that is kept: the same as out of range.
+    let exponent: i64 = exponent.parse().unwrap_or(1 << 40);
+    if length(whole).saturating_add(exponent) > DIGITS.0
+        || length(fraction).saturating_sub(exponent) > DIGITS.1
+    {
+        return Err("it has a number with more digits than PostgreSQL can keep".into());
+    }
+    Ok(usize::try_from(exponent.unsigned_abs()).unwrap_or(usize::MAX))
 }
 
 /// Finds `\u0000` and lone surrogates in well-formed JSON; both are fine by the grammar, and refused by `jsonb`.
@@ -412,6 +480,10 @@ mod tests {
             (r#""\udc00\ud800""#, "surrogate"),
             ("{", "not JSON"),
             ("", "not JSON"),
+            ("[1, 1e131073]", "more digits"),
+            ("1e-16384", "more digits"),
+            ("1e99999999999999999999", "more digits"),
+            ("[1e900, 1e900]", "written out"),
         ] {
             assert!(
                 check_json(text, 1000).unwrap_err().contains(cause),
@@ -426,6 +498,22 @@ mod tests {
             "null",
         ] {
             check_json(text, 1000).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_jsonb_prints_is_never_longer_than_reckoned() {
+        for (text, printed) in [
+            (r#"{"a":[1,2]}"#, r#"{"a": [1, 2]}"#),
+            ("1e3", "1000"),
+            ("-1.5E-2", "-0.015"),
+            (r#"{"1e9,:":"\"1e9"}"#, r#"{"1e9,:": "\"1e9"}"#),
+        ] {
+            let reckoned = printed_bytes(text).unwrap();
+            assert!(
+                reckoned >= printed.len() && reckoned < printed.len() + 10,
+                "{text}: {reckoned}"
+            );
         }
     }
 

@@ -121,7 +121,7 @@ layers! {
         /// What crosses between guest and host in one call, in its form in host memory.
         host_call: Size = Size::mib(16), at most Size::mib(256);
         /// Handles that a guest holds at once, and entries in the host's table behind them.
-        handles: u32 = 10_000, at most 100_000;
+        handles: u32 = 1000, at most 10_000;
         /// Random bytes in one call.
         random: Size = Size::kib(64), at most Size::mib(1);
         /// The result, JSON text.
@@ -132,6 +132,8 @@ layers! {
         progress: Size = Size::kib(4), at most Size::kib(64);
         /// All checkpoints of a job together, JSON text and names.
         checkpoint: Size = Size::kib(256), at most Size::mib(16);
+        /// How often an attempt may save a checkpoint.
+        checkpoint_saves: u32 = 1000, at most 100_000;
         /// What is kept of the printed and logged output: its first and last part.
         output: Size = Size::kib(64), at most Size::mib(4);
         /// Jobs that an attempt may enqueue.

@@ -236,6 +236,8 @@ pub struct Limits {
     pub progress: usize,
     /// All checkpoints together.
     pub checkpoint: usize,
+    /// How often an attempt may save a checkpoint.
+    pub checkpoint_saves: u32,
     /// Captured output.
     pub output: usize,
     /// Jobs that an attempt may enqueue.
@@ -307,6 +309,7 @@ impl Config {
                 error_text: size(all.error_text),
                 progress: size(all.progress),
                 checkpoint: size(all.checkpoint),
+                checkpoint_saves: all.checkpoint_saves,
                 output: size(all.output),
                 follow_ups: count(all.follow_ups),
             },

@@ -108,6 +108,15 @@ impl SecretSettings {
                 "`secrets.{name}.hosts` is empty: name the hosts that the secret belongs to, such as \"https://api.example.com\""
             ));
         }
+        let anywhere = |host: &&Target| {
+            let host = host.to_string();
+            host == "*" || host.ends_with("://*") || host.contains("://*:")
+        };
+        if let Some(host) = self.hosts.iter().find(anywhere) {
+            return Err(format!(
+                "`secrets.{name}.hosts` has `{host}`, which is any host: name those that the secret belongs to"
+            ));
+        }
         Ok(())
     }
 

@@ -36,11 +36,16 @@ impl Serialize for Span {
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = text(deserializer, "a duration such as \"30s\"")?;
-        humantime::parse_duration(&text).map(Self).map_err(|error| {
+        let span = humantime::parse_duration(&text).map_err(|error| {
             de::Error::custom(format!(
                 "`{text}` is not a duration such as \"30s\" or \"2h 30m\": {error}"
             ))
-        })
+        })?;
+        // Nothing here means more, and sums of these never overflow a clock.
+        if span > Duration::from_secs(365 * 86_400) {
+            return Err(de::Error::custom(format!("`{text}` is longer than a year")));
+        }
+        Ok(Self(span))
     }
 }
 

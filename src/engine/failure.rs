@@ -109,9 +109,6 @@ fn stopped(reason: StopReason, limits: &Limits) -> Failure {
 }
 
 fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version: &str) -> Failure {
-    if let Some(denied) = &state.memory.denied {
-        return Failure::new(FailureClass::OutOfMemory, denied, Disposition::Backoff);
-    }
     let trap = error.downcast_ref::<wasmtime::Trap>();
     if trap == Some(&wasmtime::Trap::OutOfFuel) {
         let budget = limits.fuel.unwrap_or_default();
@@ -120,6 +117,9 @@ fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version:
             format!("the fuel budget of {budget} is used up"),
             Disposition::Backoff,
         );
+    }
+    if let Some(denied) = &state.memory.denied {
+        return Failure::new(FailureClass::OutOfMemory, denied, Disposition::Backoff);
     }
     if let Some(limit) = error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>() {
         return Failure::new(
@@ -133,7 +133,10 @@ fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version:
         // The display of the whole error begins with a backtrace.
         None => error.root_cause().to_string(),
     };
-    if let Some(ResourceTableError::Full) = error.downcast_ref() {
+    // Of the two tables of handles, only the host's own has an error with a type.
+    if matches!(error.downcast_ref(), Some(ResourceTableError::Full))
+        || cause.contains("store handle limit exceeded")
+    {
         cause = format!("the guest holds more than {} handles", limits.handles);
     }
     // A guest that is refused a table element traps as if by accident, too.

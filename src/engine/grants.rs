@@ -16,7 +16,6 @@ pub struct Grants {
     /// Limits of an attempt.
     pub limits: Limits,
     pub(super) http: Arc<Client>,
-    pub(super) http_headers: usize,
     pub(super) config: Arc<BTreeMap<String, String>>,
 }
 
@@ -39,7 +38,6 @@ impl Engine {
         Grants {
             limits: rules.limits,
             http: Arc::new(client),
-            http_headers: usize::try_from(http.limits.headers).unwrap_or(usize::MAX),
             config: Arc::new(rules.config.clone()),
         }
     }

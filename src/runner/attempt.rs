@@ -40,12 +40,13 @@ pub(super) async fn run(
     Ended { finish }
 }
 
-/// A task that panicked: the host's fault, so the attempt is given back.
+/// A task that panicked: the host's fault. It counts all the same, since the job may be what brings it about, and would for
+/// ever.
 pub(super) fn panicked(job: &Claimed) -> Finish {
     let failure = Failure::new(
         FailureClass::HostError,
-        "the host failed while it ran the attempt",
-        Disposition::Refund(std::time::Duration::from_secs(5)),
+        "the host failed while it ran the attempt; its log says more",
+        Disposition::After(std::time::Duration::from_secs(5)),
     );
     not_run(job, &failure)
 }

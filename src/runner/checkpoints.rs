@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Shared;
 use crate::engine::{Ledger, Saving};
 use crate::job::{ClaimToken, JobId};
-use crate::store::{Error, Save};
+use crate::store::{Error, Save, Saved};
 
 /// Checkpoints written in one statement.
 const AT_ONCE: usize = 64;
@@ -26,7 +26,8 @@ pub(super) struct Request {
 #[derive(Clone, Debug)]
 pub(super) struct Sender(mpsc::UnboundedSender<Request>);
 
-/// An attempt waits for each answer before it asks again, so the queue is never longer than the slots.
+/// An attempt waits for each answer before it asks again. One that ends while it waits leaves its request behind, which is
+/// dropped when its turn comes.
 pub(super) fn channel() -> (Sender, mpsc::UnboundedReceiver<Request>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (Sender(sender), receiver)
@@ -82,7 +83,13 @@ pub(super) async fn write(shared: Arc<Shared>, mut requests: mpsc::UnboundedRece
             .into_iter()
             .partition(|request: &Request| seen.insert(request.save.id));
         waiting = later;
-        write_once(&shared, now).await;
+        let wanted: Vec<_> = now
+            .into_iter()
+            .filter(|request| !request.answer.is_closed())
+            .collect();
+        if !wanted.is_empty() {
+            write_once(&shared, wanted).await;
+        }
     }
 }
 
@@ -99,31 +106,33 @@ async fn write_once(shared: &Shared, requests: Vec<Request>) {
                     .store
                     .save_checkpoints(std::slice::from_ref(&save))
                     .await;
-                reply(shared, &[save], vec![answer], &saved);
+                reply(shared, vec![answer], &saved);
             }
         }
-        saved => reply(shared, &saves, answers, &saved),
+        saved => reply(shared, answers, &saved),
     }
 }
 
 fn reply(
     shared: &Shared,
-    saves: &[Save],
     answers: Vec<oneshot::Sender<Result<(), String>>>,
-    saved: &Result<Vec<JobId>, Error>,
+    saved: &Result<Vec<Saved>, Error>,
 ) {
-    if saved.as_ref().is_ok_and(|stale| !stale.is_empty()) {
-        shared.suspicion.notify_one();
-    }
-    for (save, answer) in saves.iter().zip(answers) {
-        let said = match saved {
-            Ok(stale) if stale.contains(&save.id) => {
-                Err("the job was cancelled or taken over".to_owned())
-            }
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        };
+    let said = |saved: Saved| match saved {
+        Saved::Written => Ok(()),
+        Saved::Locked => {
+            Err("another transaction has locked the job; try again in a moment".to_owned())
+        }
+        Saved::Stale => {
+            shared.suspicion.notify_one();
+            Err("the job was cancelled or taken over".to_owned())
+        }
+    };
+    for (place, answer) in answers.into_iter().enumerate() {
         // An attempt that ended meanwhile does not wait for it any more.
-        let _ = answer.send(said);
+        let _ = answer.send(match saved {
+            Ok(saved) => said(saved.get(place).copied().unwrap_or(Saved::Stale)),
+            Err(error) => Err(error.to_string()),
+        });
     }
 }

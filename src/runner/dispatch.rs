@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::appetite::{Appetite, Shown};
 use super::attempt::{self, Ended};
 use super::marks::Marks;
+use super::outbox::Outbox;
 use super::round::{self, Answer, Ask, Round};
 use super::slots::Slots;
 use super::{LAST_WRITES, Running, Shared};
@@ -22,8 +23,6 @@ use crate::plugins::Plugin;
 use crate::store::{Cycle, Error, Finish, Verdict};
 use crate::telemetry::{Event, Events};
 
-/// Outcomes written in one round.
-const WRITE_AT_ONCE: usize = 1000;
 /// What must have gathered for a second round: smaller ones cost a commit each and make nothing faster.
 const WORTH_A_SECOND: usize = 16;
 
@@ -40,9 +39,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
         rounds: JoinSet::new(),
         asides: JoinSet::new(),
         claims: 0,
-        finishes: Vec::new(),
-        labels: Vec::new(),
-        uncertain: 0,
+        outbox: Outbox::default(),
         slots,
         marks: Marks::default(),
         appetite: Appetite::default(),
@@ -52,7 +49,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
         stopped_at: None,
     };
     while dispatch.step().await {}
-    let written = dispatch.finishes.is_empty() && dispatch.rounds.is_empty();
+    let written = dispatch.outbox.is_empty() && dispatch.rounds.is_empty();
     if written {
         let asides = async { while dispatch.asides.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(LAST_WRITES, asides).await;
@@ -71,11 +68,8 @@ struct Dispatch {
     asides: JoinSet<Result<(), Error>>,
     /// Rounds under way that claim.
     claims: usize,
-    /// Ended and not yet on the way, oldest first; with the job type and attempt of each.
-    finishes: Vec<Finish>,
-    labels: Vec<(JobType, u32)>,
-    /// How many of them, from the front, were in a round that failed and may have been written all the same.
-    uncertain: usize,
+    /// Ended and not yet on the way.
+    outbox: Outbox,
     slots: Slots,
     marks: Marks,
     appetite: Appetite,
@@ -102,12 +96,12 @@ impl Dispatch {
         }
         if self.drained_at.is_some() {
             let idle = self.attempts.is_empty() && self.rounds.is_empty();
-            if idle && self.finishes.is_empty() {
+            if idle && self.outbox.is_empty() {
                 return false;
             }
             if Instant::now() >= self.give_up_at() {
                 tracing::error!(
-                    unwritten = self.finishes.len(),
+                    unwritten = self.outbox.len(),
                     rounds = self.rounds.len(),
                     "the last results could not be written in time; their jobs are taken back when the lease ends"
                 );
@@ -130,8 +124,17 @@ impl Dispatch {
         if self.retry_at.is_some_and(|at| Instant::now() < at) {
             return None;
         }
-        let writes = self.finishes.len().min(WRITE_AT_ONCE);
         let first = self.rounds.is_empty();
+        if let Some(batch) = (self.rounds.len() < 2)
+            .then(|| self.outbox.take_held())
+            .flatten()
+        {
+            return Some(Round {
+                batch,
+                ..Round::default()
+            });
+        }
+        let writes = self.outbox.ready();
         if !first && (self.rounds.len() > 1 || writes < WORTH_A_SECOND) {
             return None;
         }
@@ -145,14 +148,10 @@ impl Dispatch {
         if writes == 0 && ask.is_none() {
             return None;
         }
-        let repeated = self.uncertain > 0;
-        self.uncertain = self.uncertain.saturating_sub(writes);
         Some(Round {
-            finishes: self.finishes.drain(..writes).collect(),
-            labels: self.labels.drain(..writes).collect(),
+            batch: self.outbox.take(writes),
             ask,
-            repeated,
-            cancelled: HashSet::new(),
+            ..Round::default()
         })
     }
 
@@ -205,8 +204,7 @@ impl Dispatch {
     }
 
     fn remember(&mut self, finish: Finish, job_type: JobType, attempt: u32) {
-        self.finishes.push(finish);
-        self.labels.push((job_type, attempt));
+        self.outbox.push(finish, (job_type, attempt));
     }
 
     /// The result of an attempt comes too late; this is all that happens of it.
@@ -241,6 +239,10 @@ impl Dispatch {
                 self.retry = Duration::ZERO;
                 self.retry_at = None;
                 self.settle(&mut round, &cycle);
+                if let Some(error) = &cycle.claim_failed {
+                    tracing::warn!(%error, "the results were written, and the claim failed");
+                    self.doubt_claim();
+                }
                 if let Some(ask) = round.ask {
                     self.start(&ask, cycle).await;
                 }
@@ -252,20 +254,22 @@ impl Dispatch {
     /// A round failed: nothing is lost, what ended waits for the next one.
     fn failed(&mut self, round: Round, error: &Error) {
         if round.ask.is_some() {
-            // The claim may have been committed although its answer was lost.
-            *self
-                .shared
-                .doubtful
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            self.doubt_claim();
         }
-        self.uncertain += round.finishes.len();
-        self.finishes.splice(..0, round.finishes);
-        self.labels.splice(..0, round.labels);
+        self.outbox.put_back(round.batch);
         self.retry = (self.retry * 2).clamp(Duration::from_millis(100), Duration::from_secs(5));
         let pause = self.retry.mul_f64(0.75 + fastrand::f64() / 2.0);
         self.retry_at = Some(Instant::now() + pause);
-        tracing::warn!(%error, unwritten = self.finishes.len(), retry_in = ?pause, "the database did not take a round");
+        tracing::warn!(%error, unwritten = self.outbox.len(), retry_in = ?pause, "the database did not take a round");
+    }
+
+    /// A claim may have been committed although its answer was lost.
+    fn doubt_claim(&self) {
+        *self
+            .shared
+            .doubtful
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// What was written, or found stale, is over.
@@ -274,8 +278,16 @@ impl Dispatch {
         let stale: HashSet<_> = cycle.stale.iter().copied().collect();
         let (mut done, mut failed, mut again) = (0, 0, 0);
         let mut returned = Vec::new();
-        self.slots.written(round.finishes.len());
-        for (finish, (job_type, attempt)) in round.finishes.drain(..).zip(round.labels.drain(..)) {
+        self.outbox.written();
+        let batch = std::mem::take(&mut round.batch);
+        let held: HashSet<_> = cycle.held.iter().copied().collect();
+        let mut cancelled = Vec::new();
+        self.slots.written(batch.finishes.len() - held.len());
+        for (finish, (job_type, attempt)) in batch.finishes.into_iter().zip(batch.labels) {
+            if held.contains(&(finish.id, finish.claim)) {
+                self.outbox.hold(finish, (job_type, attempt));
+                continue;
+            }
             self.shared.running().remove(&(finish.id, finish.claim));
             if round.cancelled.contains(&(finish.id, finish.claim)) {
                 tracing::info!(job = %finish.id, %job_type, attempt, "the job was cancelled while it ran");
@@ -288,6 +300,7 @@ impl Dispatch {
                     again: false,
                     run: finish.usage.run,
                 });
+                cancelled.push(finish);
                 continue;
             }
             if stale.contains(&(finish.id, finish.claim)) {
@@ -331,6 +344,11 @@ impl Dispatch {
         Events::count(&events.done, done);
         Events::count(&events.failed, failed);
         Events::count(&events.again, again);
+        if !cancelled.is_empty() {
+            let store = self.shared.store.clone();
+            self.asides
+                .spawn(async move { store.record_cancelled(&cancelled).await });
+        }
         if !returned.is_empty() {
             let store = self.shared.store.clone();
             self.asides
@@ -422,6 +440,7 @@ impl Dispatch {
         let retry = self
             .retry_at
             .filter(|_| self.retry_at > Some(Instant::now()));
+        let held = self.outbox.held_until().filter(|_| self.rounds.len() < 2);
         let grace = self
             .drained_at
             .map(|at| at + shared.config.runner.stop_grace.0);
@@ -435,6 +454,7 @@ impl Dispatch {
             () = shared.wake.notified() => self.appetite.look(),
             () = until(look), if look.is_some() => self.appetite.look_by_the_clock(),
             () = until(retry), if retry.is_some() => {}
+            () = until(held), if held.is_some() && retry.is_none() => {}
             () = shared.drain.cancelled(), if !draining => {}
             () = shared.halt.cancelled(), if may_stop => self.hand_back(),
             () = until(grace), if may_stop => self.hand_back(),

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ mod chores;
 mod dispatch;
 mod lease;
 mod marks;
+mod outbox;
 mod round;
 mod slots;
 mod voids;
@@ -87,6 +89,23 @@ struct Running {
     runner: RunnerId,
     since: tokio::time::Instant,
     ties: Ties,
+}
+
+/// No chore ends by itself. Should one fail, the runner must not go on without it: without the lease's keeper, for one, its
+/// handlers would outlive the lease.
+struct ChoreEnd(&'static str, Arc<Shared>);
+
+impl Drop for ChoreEnd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(
+                chore = self.0,
+                "a chore of the runner failed; the runner stops"
+            );
+            self.1.halt.cancel();
+            self.1.drain.cancel();
+        }
+    }
 }
 
 /// The runtime of the guests. A runtime must not be dropped where async code runs, since it would wait; this one leaves what
@@ -184,15 +203,31 @@ impl Runner {
         let registered = lease::register(&shared)
             .await
             .context("register the runner")?;
-        chores.spawn(lease::keep(shared.clone(), registered));
-        chores.spawn(chores::reap(shared.clone()));
-        chores.spawn(chores::report_progress(shared.clone()));
-        chores.spawn(checkpoints::write(shared.clone(), saves));
-        chores.spawn(voids::watch(shared.clone()));
-        chores.spawn(chores::keep_house(shared.clone()));
-        chores.spawn(chores::watch_plugins(shared.clone(), folder));
+        let mut chore = |name: &'static str, work: Pin<Box<dyn Future<Output = ()> + Send>>| {
+            let end = ChoreEnd(name, shared.clone());
+            chores.spawn(async move {
+                let _end = end;
+                work.await;
+            });
+        };
+        chore("lease", Box::pin(lease::keep(shared.clone(), registered)));
+        chore("reaper", Box::pin(chores::reap(shared.clone())));
+        chore(
+            "progress",
+            Box::pin(chores::report_progress(shared.clone())),
+        );
+        chore(
+            "checkpoints",
+            Box::pin(checkpoints::write(shared.clone(), saves)),
+        );
+        chore("cancels", Box::pin(voids::watch(shared.clone())));
+        chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
+        chore(
+            "plugins",
+            Box::pin(chores::watch_plugins(shared.clone(), folder)),
+        );
         if shared.config.runner.listen {
-            chores.spawn(chores::listen(shared.clone()));
+            chore("listener", Box::pin(chores::listen(shared.clone())));
         }
         let dispatch = tokio::spawn(dispatch::run(shared.clone(), guests.handle()));
         Ok(Self {

@@ -4,18 +4,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Shared;
+use super::outbox::Batch;
 use crate::job::{ClaimToken, Claimed, JobId, JobType};
-use crate::store::{Cycle, Demand, Ended, Error, Finish};
+use crate::store::{Cycle, Demand, Ended, Error};
 
-/// What one round is to do. The two lists go together, a place each.
+/// What one round is to do.
 #[derive(Debug, Default)]
 pub(super) struct Round {
-    pub(super) finishes: Vec<Finish>,
-    /// Job type and attempt of each finish.
-    pub(super) labels: Vec<(JobType, u32)>,
+    pub(super) batch: Batch,
     pub(super) ask: Option<Ask>,
-    /// Some of it may have been written by an earlier round whose answer was lost.
-    pub(super) repeated: bool,
     /// The attempts whose job turned out to be cancelled.
     pub(super) cancelled: HashSet<(JobId, ClaimToken)>,
 }
@@ -36,7 +33,7 @@ pub(super) type Answer = (Round, Result<Cycle, Error>);
 /// Goes to the database and back.
 pub(super) async fn run(shared: Arc<Shared>, mut round: Round) -> Answer {
     let demand = round.ask.as_ref().map(|ask| &ask.demand);
-    let mut answer = shared.store.round(&round.finishes, demand).await;
+    let mut answer = shared.store.round(&round.batch.finishes, demand).await;
     if let Ok(cycle) = &mut answer
         && !cycle.stale.is_empty()
     {
@@ -62,17 +59,10 @@ async fn explain(shared: &Shared, round: &mut Round, cycle: &mut Cycle) {
         .copied()
         .filter(|attempt| ended(attempt) == Some(Ended::Cancelled))
         .collect();
-    let repeated = round.repeated;
+    let repeated = round.batch.repeated;
     cycle
         .stale
         .retain(|attempt| !(repeated && ended(attempt) == Some(Ended::Written)));
-    for finish in &round.finishes {
-        if round.cancelled.contains(&(finish.id, finish.claim))
-            && let Err(error) = shared.store.record_cancelled(finish).await
-        {
-            tracing::warn!(job = %finish.id, %error, "what the cancelled attempt used could not be recorded");
-        }
-    }
 }
 
 impl Ask {

@@ -34,7 +34,7 @@ pub(super) async fn watch(shared: Arc<Shared>) {
             () = sleep(pause) => suspects(&shared, YOUNG),
             () = shared.suspicion.notified() => suspects(&shared, Duration::ZERO),
         };
-        told.retain(|attempt, _| suspects.contains(attempt));
+        told.retain(|attempt, _| shared.running().contains_key(attempt));
         if let Err(error) = look(&shared, suspects, &mut told).await {
             tracing::warn!(%error, "cannot tell which jobs were cancelled");
         }

@@ -1,6 +1,6 @@
 //! The finish: what one attempt came to, as it is to be written.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::Row;
@@ -120,47 +120,82 @@ impl Store {
             .collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Completes the record of an attempt whose job was cancelled while it ran.
+    /// Completes the records of attempts whose jobs were cancelled while they ran.
     ///
     /// # Errors
     /// As every call to the database.
-    pub async fn record_cancelled(&self, finish: &Finish) -> Result<(), Error> {
-        let usage = &finish.usage;
+    pub async fn record_cancelled(&self, finishes: &[Finish]) -> Result<(), Error> {
         let query = sqlx::query(include_str!("sql/record_cancelled.sql"))
-            .bind(finish.id.0)
-            .bind(finish.claim.0)
-            .bind(finish.plugin.as_slice())
-            .bind(whole(usage.run.as_micros()))
-            .bind(whole(usage.cpu.as_micros()))
-            .bind(usage.fuel.map(|fuel| whole(fuel.into())))
-            .bind(whole(usage.peak_memory.into()))
-            .bind(usage.http.map(|http| count(http.calls)))
-            .bind(usage.http.map(|http| whole(http.bytes.into())))
-            .bind(usage.http.map(|http| whole(http.time.as_micros())))
-            .bind(finish.output.as_deref());
+            .bind(column(finishes, |finish| finish.id.0))
+            .bind(column(finishes, |finish| finish.claim.0))
+            .bind(column(finishes, |finish| finish.plugin.as_slice()))
+            .bind(column(finishes, |finish| {
+                whole(finish.usage.run.as_micros())
+            }))
+            .bind(column(finishes, |finish| {
+                whole(finish.usage.cpu.as_micros())
+            }))
+            .bind(column(finishes, |finish| {
+                finish.usage.fuel.map(|fuel| whole(fuel.into()))
+            }))
+            .bind(column(finishes, |finish| {
+                whole(finish.usage.peak_memory.into())
+            }))
+            .bind(column(finishes, |finish| {
+                finish.usage.http.map(|http| count(http.calls))
+            }))
+            .bind(column(finishes, |finish| {
+                finish.usage.http.map(|http| whole(http.bytes.into()))
+            }))
+            .bind(column(finishes, |finish| {
+                finish.usage.http.map(|http| whole(http.time.as_micros()))
+            }))
+            .bind(column(finishes, |finish| finish.output.as_deref()));
         self.run(query).await
     }
 
-    /// Writes checkpoints, each of another attempt. Returns the jobs whose checkpoint was not written, being stale.
+    /// Writes checkpoints, each of another attempt. Returns what became of each, in their order.
     ///
     /// # Errors
     /// [`Error::Refused`] when one of the values is nothing that `jsonb` takes; then none is written.
-    pub async fn save_checkpoints(&self, saves: &[Save]) -> Result<Vec<JobId>, Error> {
-        let texts = |text: fn(&Save) -> &str| saves.iter().map(text).collect::<Vec<_>>();
+    pub async fn save_checkpoints(&self, saves: &[Save]) -> Result<Vec<Saved>, Error> {
         let query = sqlx::query(include_str!("sql/save_checkpoints.sql"))
-            .bind(saves.iter().map(|save| save.id.0).collect::<Vec<_>>())
-            .bind(saves.iter().map(|save| save.claim.0).collect::<Vec<_>>())
-            .bind(texts(|save| &save.name))
-            .bind(texts(|save| &save.json));
-        let written = self
+            .bind(column(saves, |save| save.id.0))
+            .bind(column(saves, |save| save.claim.0))
+            .bind(column(saves, |save| save.name.as_str()))
+            .bind(column(saves, |save| save.json.as_str()));
+        let line = |row: &PgRow| {
+            let saved = match row.try_get("came_to")? {
+                "written" => Saved::Written,
+                _ => Saved::Locked,
+            };
+            Ok((JobId(row.try_get("id")?), saved))
+        };
+        let known: HashMap<JobId, Saved> = self
             .all(query)
             .await?
             .iter()
-            .map(|row| row.try_get("id").map(JobId))
-            .collect::<Result<HashSet<_>, _>>()?;
-        let ids = saves.iter().map(|save| save.id);
-        Ok(ids.filter(|id| !written.contains(id)).collect())
+            .map(line)
+            .collect::<Result<_, sqlx::Error>>()?;
+        let of = |save: &Save| known.get(&save.id).copied().unwrap_or(Saved::Stale);
+        Ok(saves.iter().map(of).collect())
     }
+}
+
+/// What became of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saved {
+    /// It is kept.
+    Written,
+    /// Another transaction has locked the job's row: nothing was written, it may be tried again.
+    Locked,
+    /// The job was cancelled or taken over.
+    Stale,
+}
+
+/// One column of the arrays of a statement.
+pub(super) fn column<'a, R, T>(rows: &'a [R], value: impl Fn(&'a R) -> T) -> Vec<T> {
+    rows.iter().map(value).collect()
 }
 
 /// A checkpoint to write.

@@ -18,13 +18,20 @@ use super::{Error, Store};
 
 /// An idle connection this old may have been forgotten by a firewall; a new one costs a few milliseconds.
 const OLD: Duration = Duration::from_secs(60);
+/// Longest wait for a row that somebody else has locked, in milliseconds: below the second after which PostgreSQL looks for
+/// deadlocks.
+const LOCK_MILLIS: u32 = 500;
 /// Between two tries while a server is starting.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// A small number of connections.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
+    /// For connections with work of its own length.
     pub(super) options: PgConnectOptions,
+    /// The same with the server's own limits: a call whose connection was given up must not go on waiting there, locks in
+    /// hand.
+    bounded: PgConnectOptions,
     places: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<(PgConnection, Instant)>>>,
     connect_timeout: Duration,
@@ -45,8 +52,15 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 impl Links {
     pub(super) fn new(options: PgConnectOptions, settings: &crate::config::Database) -> Self {
+        let millis = settings.call_timeout.0.as_millis();
+        let bounded = options.clone().options([
+            ("statement_timeout", millis.to_string()),
+            ("idle_in_transaction_session_timeout", millis.to_string()),
+            ("lock_timeout", LOCK_MILLIS.to_string()),
+        ]);
         Self {
             options,
+            bounded,
             places: Arc::new(Semaphore::new(settings.connections as usize)),
             idle: Arc::default(),
             connect_timeout: settings.connect_timeout.0,
@@ -87,7 +101,7 @@ impl Links {
     async fn connect(&self) -> Result<PgConnection, Error> {
         let end = tokio::time::Instant::now() + self.connect_timeout;
         loop {
-            match tokio::time::timeout_at(end, PgConnection::connect_with(&self.options)).await {
+            match tokio::time::timeout_at(end, PgConnection::connect_with(&self.bounded)).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error))
                     if is_starting(&error) && tokio::time::Instant::now() + AGAIN < end =>

@@ -95,6 +95,12 @@ fn refuse_newer(found: i32) -> Result<(), Error> {
 
 async fn migrate(connection: &mut PgConnection) -> Result<Migrated, sqlx::Error> {
     let mut transaction = connection.begin().await?;
+    // It has its own limit, and hosts that start together wait for each other.
+    sqlx::raw_sql(
+        "set local statement_timeout = 0; set local lock_timeout = 0; set local idle_in_transaction_session_timeout = 0",
+    )
+    .execute(&mut *transaction)
+    .await?;
     let free: bool = sqlx::query("select pg_try_advisory_xact_lock($1)")
         .bind(LOCK)
         .fetch_one(&mut *transaction)

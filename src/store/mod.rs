@@ -25,7 +25,7 @@ mod scratch;
 pub use bench::{Counters, Pin};
 pub use claim::{Demand, Pick};
 pub use enqueue::NewJob;
-pub use finish::{Ended, Finish, Save, Verdict};
+pub use finish::{Ended, Finish, Save, Saved, Verdict};
 pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;
@@ -40,6 +40,9 @@ pub enum Error {
     /// The database cannot be reached, or did not answer in time: try again later.
     #[error("the database is not available: {0}")]
     Unavailable(String),
+    /// Another transaction holds a lock that the call needs: try again later.
+    #[error("another transaction has locked what is to be written: {0}")]
+    Locked(String),
     /// The database refused the data that it was given: the same call will fail again.
     #[error("{message}")]
     Refused {
@@ -57,7 +60,7 @@ pub enum Error {
 impl Error {
     /// True when trying again later may help.
     pub fn is_passing(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
+        matches!(self, Self::Unavailable(_) | Self::Locked(_))
     }
 }
 
@@ -86,6 +89,9 @@ impl From<sqlx::Error> for Error {
             .map_or_else(String::new, |hint| {
                 format!(" ({})", hint.trim_end_matches('.'))
             });
+        if code == "55P03" {
+            return Self::Locked(text);
+        }
         match code.get(..2).unwrap_or_default() {
             // Data exceptions, broken constraints, limits of the server such as the depth of its stack.
             "22" | "23" | "54" => Self::Refused {

@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{Connection, Row};
 
 use super::claim::Demand;
-use super::finish::{Finish, Verdict};
+use super::finish::{Finish, Verdict, column};
 use super::link::{Query, within};
 use super::{Error, Store, rows};
 use crate::job::{ClaimToken, Claimed, FailureClass, FollowUp, JobId};
@@ -19,6 +19,11 @@ pub struct Cycle {
     pub stale: Vec<(JobId, ClaimToken)>,
     /// The jobs to start, in this order.
     pub claimed: Vec<Claimed>,
+    /// The finishes whose rows another transaction has locked: nothing of them was written, try again later.
+    pub held: Vec<(JobId, ClaimToken)>,
+    /// The finishes were written, and the claim failed; should its answer only have been lost, its jobs are found by
+    /// [`release_strays`](Store::release_strays).
+    pub claim_failed: Option<Error>,
     /// What the round took.
     pub took: Duration,
 }
@@ -39,13 +44,56 @@ impl Store {
         demand: Option<&Demand>,
     ) -> Result<Cycle, Error> {
         match self.try_round(finishes, demand).await {
-            Err(Error::Refused { message }) if !finishes.is_empty() => {
-                let stale = self.salvage(finishes, &message).await?;
-                let cycle = self.try_round(&[], demand).await?;
-                Ok(Cycle { stale, ..cycle })
+            Err(Error::Refused { .. }) if !finishes.is_empty() => {
+                let written = match self.try_round(finishes, None).await {
+                    // It was the claim that was refused, then.
+                    Ok(cycle) => cycle,
+                    Err(Error::Refused { message }) => Cycle {
+                        stale: self.salvage(finishes, &message).await?,
+                        ..Cycle::default()
+                    },
+                    Err(error) => return Err(error),
+                };
+                Ok(self.claim_after(written, demand).await)
+            }
+            Err(Error::Locked(_)) if !finishes.is_empty() => {
+                let held = self.locked(finishes).await?;
+                let free: Vec<_> = finishes
+                    .iter()
+                    .filter(|finish| !held.contains(&finish.id))
+                    .cloned()
+                    .collect();
+                let mut written = self.try_round(&free, None).await?;
+                written.held = finishes
+                    .iter()
+                    .filter(|finish| held.contains(&finish.id))
+                    .map(|finish| (finish.id, finish.claim))
+                    .collect();
+                Ok(self.claim_after(written, demand).await)
             }
             answer => answer,
         }
+    }
+
+    /// The claim of a round whose finishes were written by themselves.
+    async fn claim_after(&self, mut written: Cycle, demand: Option<&Demand>) -> Cycle {
+        if demand.is_some() {
+            match self.try_round(&[], demand).await {
+                Ok(claim) => (written.claimed, written.took) = (claim.claimed, claim.took),
+                Err(error) => written.claim_failed = Some(error),
+            }
+        }
+        written
+    }
+
+    /// Which of these jobs' rows are locked by other transactions.
+    async fn locked(&self, finishes: &[Finish]) -> Result<Vec<JobId>, Error> {
+        let ids: Vec<_> = finishes.iter().map(|finish| finish.id.0).collect();
+        let rows = self
+            .all(sqlx::query(include_str!("sql/locked.sql")).bind(ids))
+            .await?;
+        let id = |row: &PgRow| row.try_get("id").map(JobId);
+        Ok(rows.iter().map(id).collect::<Result<_, _>>()?)
     }
 
     async fn try_round(
@@ -150,7 +198,7 @@ fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
     Ok(Cycle {
         stale,
         claimed,
-        took: Duration::ZERO,
+        ..Cycle::default()
     })
 }
 
@@ -180,9 +228,6 @@ pub(super) async fn plan(
 
 /// The arguments of `round.sql`, in its order.
 fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Demand>) -> Query<'q> {
-    fn column<'q, T>(finishes: &'q [Finish], value: impl Fn(&'q Finish) -> T) -> Vec<T> {
-        finishes.iter().map(value).collect()
-    }
     let again = |finish: &Finish| match finish.verdict {
         Verdict::Again { delay, refund } => (delay.as_secs_f64(), refund),
         Verdict::Done(_) | Verdict::Failed => (0.0, false),

@@ -18,9 +18,13 @@ pub enum LogFormat {
 
 /// Starts logging to standard error. `RUST_LOG` decides what is logged, `level` where it is not set.
 pub fn init(format: LogFormat, level: &str) {
-    // Its warnings are whole statements that took a second.
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new(format!("sqlx=error,{level}")));
+    // sqlx warns with whole statements that took a second; wasmtime's part of wasi:http warns of what guests do, as often as
+    // they do it (20,000 lines in a second).
+    let wanted = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let wanted = if wanted.is_empty() { level } else { &wanted };
+    let filter = EnvFilter::new(format!(
+        "sqlx=error,wasmtime_wasi_http=error,wasmtime_wasi=error,{wanted}"
+    ));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);

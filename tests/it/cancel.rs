@@ -223,28 +223,66 @@ async fn a_cancel_in_the_callers_transaction_is_taken_back_with_it() {
     bed.db.drop().await;
 }
 
+/// Somebody cancels in a transaction and then thinks for a long time: the job waits for them, nobody else does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancelled_handlers_last_writes_are_refused() {
+async fn a_cancel_that_is_not_committed_holds_up_no_other_job() {
     let bed = Bed::new().await;
-    let runner = bed.start("[defaults]\nretry_base = \"20ms\"\n").await;
-    // Saves after it was cancelled: the row is gone, and with it the claim.
+    let runner = bed.start("").await;
+    let ids = bed
+        .db
+        .enqueue_times(3, "probe", r#"{"do":"nap","ms":300}"#)
+        .await;
+    bed.db.becomes(ids[0], "running").await;
+    let mut transaction = bed.db.pool.begin().await.unwrap();
+    let said: Option<String> = sqlx::query_scalar("select piecework.cancel($1)")
+        .bind(ids[0].0)
+        .fetch_one(&mut *transaction)
+        .await
+        .unwrap();
+    assert_eq!(said.as_deref(), Some("cancelled"));
+    for id in &ids[1..] {
+        bed.db.becomes(*id, "done").await;
+    }
+    let more = bed.db.enqueue("probe", r#"{"do":"ok"}"#).await;
+    bed.db.becomes(more, "done").await;
+    // Nothing waits at the server for the lock either, beyond half a second.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    assert!(bed.db.number(waiting).await <= 1);
+    assert_eq!(bed.db.state(ids[0]).await, "running", "for all others");
+    transaction.rollback().await.unwrap();
+    bed.db.becomes(ids[0], "done").await;
+    bed.end(runner).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_whose_job_was_taken_over_is_stopped_and_writes_nothing() {
+    let bed = Bed::new().await;
+    let runner = bed.start("").await;
     let id = bed
         .db
         .enqueue(
             "probe",
-            r#"{"do":"steps","steps":1000,"fail_at":null,"ms":5}"#,
+            r#"{"do":"steps","steps":900,"fail_at":null,"ms":5}"#,
         )
         .await;
     let saved = "select checkpoint ->> 'step' from piecework.jobs where id = $1";
     until("some steps", || async { bed.db.text(saved, id).await }).await;
-    assert_eq!(bed.cancel(id).await.as_deref(), Some("cancelled"));
-    let before = bed.db.text(saved, id).await;
-    assert!(before.is_some(), "what it had saved is kept");
-    until("the end of the attempt", || async {
-        let ran = "select run_us::text from piecework.jobs where id = $1";
-        bed.db.text(ran, id).await
-    })
-    .await;
-    assert_eq!(bed.db.text(saved, id).await, before);
+    let mut events = runner.events().subscribe();
+    // Another claim, as a reaper and another runner would make one.
+    let moved = sqlx::query(
+        "update piecework.job set claim = claim + 1000, checkpoint = '{\"step\": \"mine\"}' where id = $1",
+    )
+    .bind(id.0)
+    .execute(&bed.db.pool)
+    .await
+    .unwrap();
+    assert_eq!(moved.rows_affected(), 1);
+    let stale = async {
+        while !matches!(events.recv().await.unwrap(), Event::Stale { id: ended } if ended == id) {}
+    };
+    tokio::time::timeout(LONGEST, stale).await.unwrap();
+    assert_eq!(bed.db.text(saved, id).await.as_deref(), Some("mine"));
+    assert_eq!(bed.db.state(id).await, "running");
     bed.end(runner).await;
 }

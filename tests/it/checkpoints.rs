@@ -5,7 +5,7 @@ use std::time::Duration;
 use piecework::config::{Config, Span};
 use piecework::job::ClaimToken;
 use piecework::runner::Runner;
-use piecework::store::{Error, Save, Verdict};
+use piecework::store::{Error, Save, Saved, Verdict};
 use serde_json::json;
 
 use super::fence::{demand, finish, runner};
@@ -67,7 +67,7 @@ async fn a_stale_save_writes_nothing_and_a_bad_one_strands_nobody() {
         .save_checkpoints(&[save(0, "a", "1.10"), late])
         .await
         .unwrap();
-    assert_eq!(stale, [claimed[1].id]);
+    assert_eq!(stale, [Saved::Written, Saved::Stale]);
     // Another name is added, the same one replaced.
     db.store
         .save_checkpoints(&[save(0, "b", r#"{"c": [1, null]}"#)])
@@ -89,6 +89,23 @@ async fn a_stale_save_writes_nothing_and_a_bad_one_strands_nobody() {
         .save_checkpoints(&[save(1, "n", "1e1000000")])
         .await;
     assert!(matches!(bad, Err(Error::Refused { .. })), "{bad:?}");
+    // A row that somebody has locked holds up nobody else.
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::query("select from piecework.job where id = $1 for update")
+        .bind(claimed[1].id.0)
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    let saves = [save(0, "c", "3"), save(1, "c", "3")];
+    assert_eq!(
+        db.store.save_checkpoints(&saves).await.unwrap(),
+        [Saved::Written, Saved::Locked]
+    );
+    other.rollback().await.unwrap();
+    db.store
+        .save_checkpoints(&[save(0, "c", "null")])
+        .await
+        .unwrap();
     // It comes with the next claim, and a failed job keeps it.
     let again = finish(
         &claimed[0],
@@ -105,7 +122,7 @@ async fn a_stale_save_writes_nothing_and_a_bad_one_strands_nobody() {
         .unwrap();
     assert_eq!(
         next[0].checkpoint.as_deref(),
-        Some(r#"{"a": 2.20, "b": {"c": [1, null]}}"#)
+        Some(r#"{"a": 2.20, "b": {"c": [1, null]}, "c": null}"#)
     );
     db.store
         .round(&[finish(&next[0], Verdict::Failed)], None)
@@ -149,6 +166,9 @@ async fn what_a_handler_saves_it_can_load_and_limits_hold() {
     for (payload, reason) in [
         (save("a", "{"), "not JSON"),
         (save("a", r#""\u0000""#), "U+0000"),
+        // Eight bytes that PostgreSQL would write out as a hundred thousand.
+        (save("a", "[1e131071]"), "the limit is 1024"),
+        (save("a", "1e1000000"), "more digits"),
         (save("", "1"), "1 to 200 bytes"),
         (save(&"n".repeat(201), "1"), "1 to 200 bytes"),
         (

@@ -508,3 +508,25 @@ async fn history_goes_into_day_partitions_and_never_for_want_of_one_astray() {
     );
     db.drop().await;
 }
+
+#[tokio::test]
+async fn a_claim_that_is_refused_spoils_no_result() {
+    let db = Db::new().await;
+    let runner = runner(&db).await;
+    db.enqueue_times(2, "a", "{}").await;
+    let job = claim_one(&db, runner).await;
+    let mut demand = demand(runner, &[("a", 1)], 1);
+    // A deadline beyond what the database can reckon with.
+    for limit in demand.deadlines.values_mut() {
+        *limit = Duration::from_secs(1 << 50);
+    }
+    let done = finish(&job, Verdict::Done(Some("1".into())));
+    let cycle = db.store.round(&[done], Some(&demand)).await.unwrap();
+    assert!(cycle.stale.is_empty() && cycle.claimed.is_empty());
+    assert!(
+        matches!(&cycle.claim_failed, Some(error) if error.to_string().contains("out of range")),
+        "{cycle:?}"
+    );
+    assert_eq!(db.state(job.id).await, "done");
+    db.drop().await;
+}

@@ -419,8 +419,11 @@ async fn o_17_a_result_that_jsonb_cannot_keep_ends_the_job_after_one_attempt() {
         (r#"{"r":"\u0000"}"#, "U+0000"),
         (r#""\ud800""#, "half a surrogate pair"),
         ("{", "not JSON"),
-        // No check foresees this one: the database itself refuses it.
-        ("1e1000000", "the outcome cannot be stored"),
+        ("1e1000000", "more digits than PostgreSQL can keep"),
+        (
+            "[1e100000,1e100000,1e100000,1e100000,1e100000,1e100000,1e100000,1e100000,1e100000,1e100000,1e100000]",
+            "written out",
+        ),
     ] {
         let payload = serde_json::json!({ "do": "result", "text": result });
         let id = bed.db.enqueue("probe", &payload.to_string()).await;

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::HostState;
 use crate::engine::bindings::piecework::handler::checkpoint;
-use crate::job::check_json;
+use crate::job::{check_json, printed_bytes};
 
 /// A checkpoint's name, in bytes.
 const MAX_NAME_BYTES: usize = 200;
@@ -47,6 +47,7 @@ impl checkpoint::Host for HostState {
             Ok(value) => value,
             Err(reason) => return Ok(Err(reason)),
         };
+        self.saves += 1;
         let saving = self.ledger.save(&name, value.get());
         let saved = saving.await;
         if saved.is_ok() {
@@ -63,16 +64,26 @@ impl HostState {
                 "a checkpoint's name has 1 to {MAX_NAME_BYTES} bytes, none of them U+0000"
             ));
         }
+        if self.saves >= self.limits.checkpoint_saves {
+            return Err(format!(
+                "an attempt saves at most {} times",
+                self.limits.checkpoint_saves
+            ));
+        }
         let limit = self.limits.checkpoint;
         check_json(&json, limit).map_err(|error| format!("the checkpoint is refused: {error}"))?;
-        let others: usize = self
+        // As the database prints them: an attempt must not be refused what an earlier one saved.
+        let size = |json: &str| printed_bytes(json).unwrap_or(usize::MAX);
+        let total = self
             .saved
             .read()
             .iter()
             .filter(|(other, _)| *other != name)
-            .map(|(other, value)| other.len() + value.get().len())
-            .sum();
-        let total = others + name.len() + json.len();
+            .map(|(other, value)| other.len().saturating_add(size(value.get())))
+            .fold(
+                name.len().saturating_add(size(&json)),
+                usize::saturating_add,
+            );
         if total > limit {
             return Err(format!(
                 "the checkpoints of a job have at most {limit} bytes together, these would have {total}"

@@ -30,8 +30,11 @@ impl HostState {
         if self.follow_ups.len() >= most {
             return Err(format!("an attempt enqueues at most {most} jobs"));
         }
-        self.follow_up_bytes = self.follow_up_bytes.saturating_add(job.payload.len());
-        if self.follow_up_bytes > MAX_FOLLOW_UP_BYTES {
+        let bytes = self
+            .follow_up_bytes
+            .saturating_add(job.payload.len())
+            .saturating_add(job.job_type.len());
+        if bytes > MAX_FOLLOW_UP_BYTES {
             return Err(format!(
                 "the payloads of an attempt's follow-ups have at most {MAX_FOLLOW_UP_BYTES} bytes together"
             ));
@@ -68,6 +71,7 @@ impl HostState {
         // Checked above, so this keeps the text as it is: numbers keep their digits.
         let payload = serde_json::value::RawValue::from_string(job.payload)
             .map_err(|error| error.to_string())?;
+        self.follow_up_bytes = bytes;
         self.follow_ups.push(FollowUp {
             job_type: job.job_type,
             payload,

@@ -23,6 +23,12 @@ use super::{Grants, Ledger, Progress, Shared, Stop, Ties};
 use crate::config::Limits;
 use crate::job::{Claimed, FollowUp, JobId};
 
+/// What the headers that a guest makes through `wasi:http` may take up together, in bytes of host memory: each set of them
+/// is a handle, and has its share. (9,000 sets of 60 KB were 562 MiB.)
+const WASI_HTTP_BYTES: usize = 16 * 1024 * 1024;
+/// The least share, in bytes; a header counts with some 70 bytes more than its text.
+const MIN_FIELDS_BYTES: usize = 4 * 1024;
+
 /// The state of one attempt.
 pub(super) struct HostState {
     wasi: WasiCtx,
@@ -36,6 +42,7 @@ pub(super) struct HostState {
     pub(super) http: http::Door,
     config: Arc<BTreeMap<String, String>>,
     saved: checkpoint::Saved,
+    saves: u32,
     ledger: Arc<dyn Ledger>,
     stop: Arc<Stop>,
     progress: Arc<Progress>,
@@ -61,7 +68,7 @@ impl HostState {
         let mut table = ResourceTable::new();
         table.set_max_capacity(limits.handles);
         let mut wasi_http = WasiHttpCtx::new();
-        wasi_http.set_field_size_limit(grants.http_headers);
+        wasi_http.set_field_size_limit((WASI_HTTP_BYTES / limits.handles).max(MIN_FIELDS_BYTES));
         let http = http::Door::new(
             grants.http.clone(),
             deadline,
@@ -80,6 +87,7 @@ impl HostState {
             http,
             config: grants.config.clone(),
             saved: checkpoint::Saved::Unread(job.checkpoint.clone()),
+            saves: 0,
             ledger: ties.ledger.clone(),
             stop: ties.stop.clone(),
             progress: ties.progress.clone(),

@@ -32,6 +32,7 @@ impl Guest for Handler {
             Request::OpenMany { url, count, hold } => {
                 open_many(&url, count, hold).map_err(discard)?
             }
+            Request::Hoard { count } => hoard(count),
         };
         Ok(Some(answer.to_string()))
     }
@@ -163,6 +164,32 @@ fn open_many(url: &str, count: u32, hold: bool) -> Result<Value, String> {
         }
     }
     Ok(json!({ "opened": open.len(), "refused": refused }))
+}
+
+/// What is made here is never sent, and all of it is kept by the host until the attempt's end.
+fn hoard(count: u32) -> Value {
+    let mut kept = Vec::new();
+    for _ in 0..count {
+        let fields = Fields::new();
+        let mut bytes = 60 * 1024;
+        // As large as the host takes it.
+        while bytes > 0 && fields.set("x", &[vec![b'x'; bytes]]).is_err() {
+            bytes /= 2;
+        }
+        let request = OutgoingRequest::new(fields);
+        if let Ok(body) = request.body() {
+            if let Ok(stream) = body.write() {
+                while let Ok(room @ 1..) = stream.check_write() {
+                    let room = usize::try_from(room).unwrap_or(usize::MAX);
+                    if stream.write(&vec![b'x'; room]).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+        kept.push(request);
+    }
+    json!({ "kept": kept.len() })
 }
 
 /// `ErrorCode::HttpRequestDenied` as `http-request-denied`, without what it carries.

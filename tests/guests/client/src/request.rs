@@ -19,6 +19,8 @@ pub enum Request {
         #[serde(default)]
         hold: bool,
     },
+    /// Makes that many requests that are never sent, each with a body written as full as the host takes it and a large header.
+    Hoard { count: u32 },
 }
 
 #[derive(Clone, Deserialize)]
