@@ -270,6 +270,13 @@ impl Config {
         if !(0.0..=1.0).contains(&rules.retry_jitter) {
             return fault("retry_jitter", "0 to 1");
         }
+        let all = self.engine.memory.0;
+        if all > 0 && rules.memory.0 > all {
+            return fault(
+                "memory",
+                &format!("at most `engine.memory` ({all} bytes), which all handlers share"),
+            );
+        }
         if let Some((key, value, most)) = rules.above(&self.ceiling) {
             return wrong(
                 &format!("{at}.{key}"),
@@ -340,7 +347,7 @@ mod tests {
         );
         assert!(
             refusal("[engine]\nzzzzzzzzzzzz = 1\n")
-                .contains("known here are threads, pooling, tick, stack, gc")
+                .contains("known here are threads, pooling, tick, stack, memory, gc")
         );
     }
 
@@ -390,6 +397,13 @@ mod tests {
         assert!(
             refusal("[defaults.http]\ncalls = 20000\n")
                 .contains("line 2: `defaults.http.calls` is 20000, the ceiling is 10000")
+        );
+    }
+
+    #[test]
+    fn one_handler_must_fit_into_the_memory_of_all() {
+        assert!(
+            refusal("[engine]\nmemory = \"1MiB\"\n").contains("`defaults.memory` must be at most")
         );
     }
 

@@ -153,6 +153,8 @@ pub struct Engine {
     pub tick: Span,
     /// Call stack of an attempt.
     pub stack: Size,
+    /// Linear memory of all attempts together; 0 for no limit.
+    pub memory: Size,
     /// Accept components that need WebAssembly GC and exceptions (Kotlin, Dart, OCaml).
     pub gc: bool,
 }
@@ -164,6 +166,7 @@ impl Default for Engine {
             pooling: true,
             tick: Span::millis(5),
             stack: Size::kib(512),
+            memory: Size(0),
             gc: false,
         }
     }

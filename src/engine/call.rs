@@ -29,7 +29,14 @@ impl Engine {
         let _watch = self.ticker.watch(deadline, stop.clone());
         let input = input(job);
         let clock = Arc::new(CpuClock::default());
-        let state = HostState::new(job, &input.idempotency_key, grants, ties, deadline);
+        let state = HostState::new(
+            job,
+            &input.idempotency_key,
+            grants,
+            ties,
+            deadline,
+            self.reserve.clone(),
+        );
         let mut store = Store::new(handler.pre.engine(), state);
         store.limiter(|state| &mut state.memory);
         store.set_hostcall_fuel(limits.host_call);

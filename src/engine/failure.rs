@@ -118,6 +118,13 @@ fn trapped(error: &wasmtime::Error, limits: &Limits, state: &HostState, version:
             Disposition::Backoff,
         );
     }
+    if state.memory.reserve_empty {
+        return Failure::new(
+            FailureClass::HostError,
+            "the memory of all handlers together is used up (`memory` under `[engine]` in runner.toml)",
+            Disposition::Refund(Duration::from_secs(1)),
+        );
+    }
     if let Some(denied) = &state.memory.denied {
         return Failure::new(FailureClass::OutOfMemory, denied, Disposition::Backoff);
     }

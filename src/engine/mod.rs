@@ -32,7 +32,7 @@ pub use compile::{Handler, Refusal, digest};
 pub use grants::{Grants, Ledger, NoLedger, Progress, Saving, Ties};
 pub use ticker::{Stop, StopReason};
 
-use host::HostState;
+use host::{HostState, Reserve};
 use ticker::Ticker;
 
 /// Linear memories of a component; the most that a language was seen to use is 2.
@@ -49,6 +49,7 @@ pub struct Engine {
     ceiling: config::Ceiling,
     slots: u32,
     net: Net,
+    reserve: Arc<Reserve>,
     plain: Flavour,
     /// Fuel needs code of its own: both metres together cost up to 1.9 times, so only plugins with a budget pay for it.
     fuelled: OnceLock<Flavour>,
@@ -88,6 +89,7 @@ impl Engine {
             ceiling: config.ceiling.clone(),
             slots,
             net,
+            reserve: Arc::new(Reserve::new(settings.memory.0)),
             plain,
             fuelled: OnceLock::new(),
             ticker,

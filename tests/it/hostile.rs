@@ -286,6 +286,40 @@ async fn limits_are_a_plugins_own() {
     assert!(outcome.output.unwrap().len() < 2100);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_attempts_together_have_a_limit_of_memory_that_is_no_handlers_fault() {
+    let bed = Bed::with(
+        "probe",
+        "[engine]\nmemory = \"40MiB\"\n[defaults]\nmemory = \"40MiB\"\n",
+    );
+    let one = r#"{"do":"grow","mib":30}"#;
+    // One after another they all fit.
+    for _ in 0..3 {
+        assert!(bed.call(one).await.verdict.is_ok());
+    }
+    let hold = r#"{"do":"grow","mib":30,"step_kib":1024}"#;
+    let mut refused = 0;
+    for _ in 0..10 {
+        let both = tokio::join!(bed.call(hold), bed.call(hold), bed.call(hold));
+        for outcome in [both.0, both.1, both.2] {
+            if let Err(failure) = outcome.verdict {
+                assert_eq!(
+                    failure.class,
+                    FailureClass::HostError,
+                    "{}",
+                    failure.message
+                );
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "three at once need 90 MiB");
+    assert!(
+        bed.call(one).await.verdict.is_ok(),
+        "and all of it comes back"
+    );
+}
+
 /// What a guest makes the host hold counts too, although it is no memory of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn o_38_a_guest_without_rights_cannot_fill_the_hosts_memory() {

@@ -1,6 +1,7 @@
 //! What an attempt can reach: its host state, which lives and dies with its store. One file for each interface of the world.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -57,6 +58,7 @@ impl HostState {
         grants: &Grants,
         ties: &Ties,
         deadline: Instant,
+        reserve: Arc<Reserve>,
     ) -> Self {
         let limits = grants.limits;
         let output = Arc::new(Mutex::new(Capture::new(limits.output)));
@@ -80,7 +82,7 @@ impl HostState {
             wasi_http,
             table,
             limits,
-            memory: MemoryLimit::new(&limits),
+            memory: MemoryLimit::new(&limits, reserve),
             follow_ups: Vec::new(),
             follow_up_bytes: 0,
             output,
@@ -113,6 +115,36 @@ impl WasiView for HostState {
 
 impl types::Host for HostState {}
 
+/// The linear memory of all attempts of a process.
+#[derive(Debug)]
+pub(in crate::engine) struct Reserve {
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl Reserve {
+    /// `limit` bytes; 0 for no limit.
+    pub(in crate::engine) fn new(limit: u64) -> Self {
+        Self {
+            limit: if limit == 0 { u64::MAX } else { limit },
+            used: AtomicU64::new(0),
+        }
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let taken = self.used.fetch_add(bytes, Ordering::Relaxed);
+        let fits = taken.saturating_add(bytes) <= self.limit;
+        if !fits {
+            self.give(bytes);
+        }
+        fits
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
 /// Counts the linear memories of a component together, and remembers that it said no: a guest that is out of memory traps
 /// as if by accident.
 #[derive(Debug)]
@@ -121,22 +153,33 @@ pub(super) struct MemoryLimit {
     table_elements: usize,
     instances: usize,
     total: u64,
+    reserve: Arc<Reserve>,
     pub(super) peak: u64,
     pub(super) denied: Option<String>,
+    /// It was not the attempt's own limit.
+    pub(super) reserve_empty: bool,
     pub(super) denied_table: Option<String>,
 }
 
 impl MemoryLimit {
-    fn new(limits: &Limits) -> Self {
+    fn new(limits: &Limits, reserve: Arc<Reserve>) -> Self {
         Self {
             limit: limits.memory,
             table_elements: limits.table_elements,
             instances: limits.instances,
             total: 0,
+            reserve,
             peak: 0,
             denied: None,
+            reserve_empty: false,
             denied_table: None,
         }
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        self.reserve.give(self.total);
     }
 }
 
@@ -159,6 +202,10 @@ impl ResourceLimiter for MemoryLimit {
             return Ok(false);
         }
         if maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        if !self.reserve.take(total.saturating_sub(self.total)) {
+            self.reserve_empty = true;
             return Ok(false);
         }
         self.total = total;
