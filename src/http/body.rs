@@ -15,7 +15,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::Error;
 use super::bounds::{Bounds, Phase};
 use super::call::Call;
-use super::client::Lease;
+use super::client::Loan;
 use super::error::size;
 use super::head::{bytes, headers_size};
 use crate::policy::Destination;
@@ -134,7 +134,7 @@ pub(super) struct Reading {
     bounds: Bounds,
     to: Destination,
     call: Arc<Call>,
-    lease: Option<Lease>,
+    loan: Option<Loan>,
     head_limit: u64,
 }
 
@@ -144,7 +144,7 @@ impl Reading {
         bounds: Bounds,
         to: Destination,
         call: Arc<Call>,
-        lease: Lease,
+        loan: Loan,
         (limit, head_limit): (u64, u64),
     ) -> Result<Self, Error> {
         let mut reading = Self {
@@ -154,7 +154,7 @@ impl Reading {
             bounds,
             to,
             call,
-            lease: Some(lease),
+            loan: Some(loan),
             head_limit,
         };
         if http_body::Body::size_hint(&reading.body).lower() > limit {
@@ -181,8 +181,8 @@ impl Reading {
                 Err(error) => error,
             },
             Ok(None) => {
-                if let Some(lease) = self.lease.take() {
-                    lease.give_back().await;
+                if let Some(loan) = self.loan.take() {
+                    loan.give_back().await;
                 }
                 return Ok(None);
             }
@@ -207,21 +207,13 @@ impl Reading {
     }
 
     pub(super) fn too_large(&self) -> Error {
-        Error::TooLarge(format!(
-            "the body of the answer of `{}` is larger than {} (`response`)",
-            self.to,
-            size(self.limit)
-        ))
-    }
-
-    pub(super) fn malformed(&self, what: &str) -> Error {
-        Error::Protocol(format!("the answer of `{}` {what}", self.to))
+        Error::body_too_large(&self.to, self.limit)
     }
 
     /// Closes the connection: after an error nobody knows what would come next on it.
     fn spoil(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            lease.spoil();
+        if let Some(loan) = self.loan.take() {
+            loan.spoil();
         }
     }
 

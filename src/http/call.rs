@@ -2,7 +2,7 @@
 //! any more; then it is ended once, whoever notices first, and everything that still works for it stops.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -19,35 +19,85 @@ pub struct Usage {
     pub sent: u64,
     /// Bytes received: bodies as they came, and roughly the heads.
     pub received: u64,
-    /// The time of all calls, each until its body's end.
+    /// The time of all calls, each until its body's end; of an open one, until now.
     pub time: Duration,
 }
 
 /// The counters of a session.
-#[derive(Debug, Default)]
-pub(super) struct Ledger {
+#[derive(Debug)]
+pub(super) struct Tally {
     calls: AtomicU32,
-    open: AtomicU32,
     sent: AtomicU64,
     received: AtomicU64,
-    micros: AtomicU64,
+    since: Instant,
+    clock: Mutex<Clock>,
 }
 
-impl Ledger {
+/// The time of a session's calls. That of the open ones is known without a list of them: each began so long after the
+/// session, and all of them run.
+#[derive(Debug, Default)]
+struct Clock {
+    open: u32,
+    /// How long after the session the open calls began, in sum.
+    begun: Duration,
+    /// The time of the calls that have ended.
+    ended: Duration,
+}
+
+impl Tally {
+    pub(super) fn new() -> Self {
+        Self {
+            calls: AtomicU32::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            since: Instant::now(),
+            clock: Mutex::default(),
+        }
+    }
+
     pub(super) fn usage(&self) -> Usage {
+        let clock = self.clock();
+        let open = self.since.elapsed().saturating_mul(clock.open);
         Usage {
             calls: self.calls.load(Ordering::Relaxed),
             sent: self.sent.load(Ordering::Relaxed),
             received: self.received.load(Ordering::Relaxed),
-            time: Duration::from_micros(self.micros.load(Ordering::Relaxed)),
+            time: clock.ended + open.saturating_sub(clock.begun),
         }
+    }
+
+    /// Begins a call if fewer than `limit` are open.
+    fn begin(&self, limit: u32) -> Option<Instant> {
+        let mut clock = self.clock();
+        if clock.open >= limit {
+            return None;
+        }
+        let now = Instant::now();
+        clock.open += 1;
+        clock.begun += now - self.since;
+        Some(now)
+    }
+
+    /// Ends a call, and says how long it was open.
+    fn end(&self, begun: Instant) -> Duration {
+        let mut clock = self.clock();
+        let took = begun.elapsed();
+        clock.open -= 1;
+        clock.begun -= begun - self.since;
+        clock.ended += took;
+        took
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        // Nothing that holds this lock can leave it half changed.
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One call.
 #[derive(Debug)]
 pub(super) struct Call {
-    ledger: Arc<Ledger>,
+    tally: Arc<Tally>,
     plugin: Arc<str>,
     /// Ends what works for this call; the session's end ends it too.
     pub(super) token: CancellationToken,
@@ -64,29 +114,29 @@ pub(super) struct Call {
 impl Call {
     /// Opens a call if the limits have room for it.
     pub(super) fn open(
-        ledger: &Arc<Ledger>,
+        tally: &Arc<Tally>,
         limits: &HttpLimits,
         plugin: &Arc<str>,
         session: &CancellationToken,
     ) -> Result<Arc<Self>, Error> {
-        if !rise(&ledger.calls, limits.calls) {
+        if !rise(&tally.calls, limits.calls) {
             return Err(Error::Limit(format!(
                 "the attempt has made the {} HTTP calls that it may make (`calls`)",
                 limits.calls
             )));
         }
-        if !rise(&ledger.open, limits.concurrent) {
+        let Some(begun) = tally.begin(limits.concurrent) else {
             return Err(Error::Limit(format!(
                 "{} HTTP calls are open, and more may not be at a time (`concurrent`): a call is open until its body was read \
                  or dropped",
                 limits.concurrent
             )));
-        }
+        };
         Ok(Arc::new(Self {
-            ledger: ledger.clone(),
+            tally: tally.clone(),
             plugin: plugin.clone(),
             token: session.child_token(),
-            begun: Instant::now(),
+            begun,
             ended: AtomicBool::new(false),
             fault: OnceLock::new(),
             about: OnceLock::new(),
@@ -107,12 +157,12 @@ impl Call {
 
     pub(super) fn sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Ordering::Relaxed);
-        self.ledger.sent.fetch_add(bytes, Ordering::Relaxed);
+        self.tally.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn received(&self, bytes: u64) {
         self.received.fetch_add(bytes, Ordering::Relaxed);
-        self.ledger.received.fetch_add(bytes, Ordering::Relaxed);
+        self.tally.received.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Keeps the first fault of the request's body.
@@ -130,10 +180,7 @@ impl Call {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
-        let took = self.begun.elapsed();
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.ledger.micros.fetch_add(micros, Ordering::Relaxed);
-        self.ledger.open.fetch_sub(1, Ordering::AcqRel);
+        let took = self.tally.end(self.begun);
         self.token.cancel();
         let (method, to) = match self.about.get() {
             Some((method, to)) => (method.as_str(), to.as_str()),
@@ -147,7 +194,7 @@ impl Call {
             status = self.status.load(Ordering::Relaxed),
             sent = self.sent.load(Ordering::Relaxed),
             received = self.received.load(Ordering::Relaxed),
-            ms = micros / 1000,
+            ms = took.as_millis(),
             outcome,
             "http call"
         );

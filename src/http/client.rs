@@ -3,20 +3,24 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::bounds::{Bounds, Phase};
 use super::pool::{Key, Pool};
+use super::sockets::{Socket, Sockets};
 use super::wire::Wire;
 use super::{Error, Net, Session, Shared, connect};
 use crate::config::{HttpLimits, Secret};
 use crate::policy::{AddressKind, Destination, Miss, Policy, Rule, Scheme, address_kind};
 
-/// Name lookups of one plugin at a time: half of all, so that one with names that hang leaves room for the others.
-const LOOKUPS: usize = 4;
+/// Name lookups of one plugin at a time: a quarter of all, so that one with names that hang leaves room for the others.
+const LOOKUPS_OF_ONE: usize = 4;
+
+/// How long a call that connects keeps others of the same host from doing so too. One that hangs must not use up their time
+/// to connect, which is 3 s by default.
+const TURN: Duration = Duration::from_millis(300);
 
 /// What one plugin may do.
 #[derive(Clone, Debug)]
@@ -43,16 +47,35 @@ pub struct Client {
     pub(super) rules: Rules,
     pub(super) plugin: Arc<str>,
     pool: Arc<Pool>,
+    sockets: Sockets,
     lookups: Arc<Semaphore>,
+}
+
+/// What both lists say about a request that they allow.
+pub(super) struct Allowed<'a> {
+    /// The plugin's rule, and its place in the list.
+    pub(super) rule: &'a Rule,
+    pub(super) at: usize,
+    above: &'a Rule,
+}
+
+impl Allowed<'_> {
+    /// Whether private addresses are open.
+    pub(super) fn private(&self) -> bool {
+        self.rule.private && self.above.private
+    }
 }
 
 impl Client {
     /// A client with no connection yet.
     pub fn new(net: &Net, rules: Rules) -> Self {
+        let plugin = rules.plugin.as_str().into();
+        let pool = Pool::new(net.shared.idle);
         Self {
-            plugin: rules.plugin.as_str().into(),
-            pool: Pool::new(net.shared.idle),
-            lookups: Arc::new(Semaphore::new(LOOKUPS)),
+            sockets: Sockets::new(&plugin, &net.shared.sockets, &pool),
+            plugin,
+            pool,
+            lookups: Arc::new(Semaphore::new(LOOKUPS_OF_ONE)),
             net: net.shared.clone(),
             rules,
         }
@@ -63,8 +86,8 @@ impl Client {
         Session::new(self.clone(), deadline, idempotency_key)
     }
 
-    /// The plugin's rule for a request that both lists allow, and whether private addresses are open to it.
-    pub(super) fn rule(&self, method: &str, to: &Destination) -> Result<(&Rule, bool), Error> {
+    /// The rules for a request that both lists allow.
+    pub(super) fn rule(&self, method: &str, to: &Destination) -> Result<Allowed<'_>, Error> {
         let rules = &self.rules;
         let rule = rules.allow.find(method, to).map_err(|miss| match miss {
             Miss::Destination => Error::Denied(format!(
@@ -91,52 +114,82 @@ impl Client {
                 rules.ceiling_at
             )),
         })?;
-        Ok((rule, rule.private && above.private))
+        let mut list = rules.allow.0.iter();
+        let at = list.position(|other| std::ptr::eq(other, rule));
+        Ok(Allowed {
+            rule,
+            at: at.expect("the rule was found in this list"),
+            above,
+        })
     }
 
     /// A connection for a call, an open one where there is one. The flag says that it has been used before.
-    pub(super) async fn lease(
+    pub(super) async fn lend(
         self: &Arc<Self>,
         key: &Key,
         method: &str,
         bounds: &Bounds,
         fresh: bool,
-    ) -> Result<(Lease, bool), Error> {
-        let lease = |wire| Lease {
+    ) -> Result<(Loan, bool), Error> {
+        let loan = |wire| Loan {
             pool: self.pool.clone(),
             key: key.clone(),
             wire,
         };
         if !fresh && let Some(wire) = self.pool.take(key).await {
-            return Ok((lease(wire), true));
+            return Ok((loan(wire), true));
         }
         // The lookup's own limit is the same instant: it is polled first, and its text says more.
         let (until, _) = bounds.until(Phase::Connect);
         let connecting = async {
             let gate = self.pool.gate(key);
-            let held = match &gate {
-                Some(gate) => Some(gate.lock().await),
-                None => None,
-            };
-            if held.is_some()
-                && let Some(wire) = self.pool.shared(key)
+            let mut turn = None;
+            while let Some(gate) = &gate
+                && turn.is_none()
             {
-                return Ok((lease(wire), true));
+                let opened = gate.opened.notified();
+                if let Some(wire) = self.pool.shared(key) {
+                    return Ok((loan(wire), true));
+                }
+                if self.pool.shares_none(key) {
+                    break;
+                }
+                tokio::select! {
+                    // Whoever had the turn says first that there is something to share.
+                    biased;
+                    () = opened => {}
+                    its = gate.turn.lock() => turn = Some(its),
+                }
             }
-            // Whoever held it before may have found that there is nothing to share.
-            let _held = held.filter(|_| self.pool.gate(key).is_some());
-            let permits = [&self.lookups, &self.net.lookups];
-            let addresses = connect::look_up(&key.to, until, permits).await?;
-            let addresses = self.permitted(addresses, method, &key.to)?;
-            let stream = connect::connect(&key.to, addresses).await?;
-            let wire = self.speak(stream, &key.to).await?;
-            self.pool.opened(key, &wire);
-            Ok((lease(wire), false))
+            let mut opening = std::pin::pin!(self.open(key, method, until));
+            if turn.is_some()
+                && let Ok(opened) = tokio::time::timeout(TURN, &mut opening).await
+            {
+                return Ok((loan(opened?), false));
+            }
+            drop(turn);
+            Ok((loan(opening.await?), false))
         };
         bounds.within(Phase::Connect, &key.to, connecting).await?
     }
 
-    async fn speak(&self, stream: TcpStream, to: &Destination) -> Result<Wire, Error> {
+    /// A new connection.
+    async fn open(
+        &self,
+        key: &Key,
+        method: &str,
+        until: tokio::time::Instant,
+    ) -> Result<Wire, Error> {
+        let permits = [&self.lookups, &self.net.lookups];
+        let addresses = connect::look_up(&key.to, until, permits).await?;
+        let addresses = self.permitted(addresses, method, &key.to)?;
+        let socket = connect::connect(&key.to, addresses, &self.sockets).await?;
+        let wire = self.speak(socket, &key.to).await?;
+        self.pool.opened(key, &wire);
+        Ok(wire)
+    }
+
+    async fn speak(&self, stream: Socket, to: &Destination) -> Result<Wire, Error> {
         let limit = self.rules.limits.headers;
         let wire = match to.scheme {
             Scheme::Http => Wire::new(stream, false, limit).await,
@@ -155,12 +208,12 @@ impl Client {
         method: &str,
         to: &Destination,
     ) -> Result<Vec<IpAddr>, Error> {
-        let (rule, private) = self.rule(method, to)?;
+        let allowed = self.rule(method, to)?;
         let mut refused = None;
         let mut permitted = Vec::new();
         for address in addresses {
-            match rule.permits(to, address) {
-                Ok(()) if private || address_kind(address) == AddressKind::Public => {
+            match allowed.rule.permits(to, address) {
+                Ok(()) if allowed.private() || address_kind(address) == AddressKind::Public => {
                     permitted.push(address);
                 }
                 // The plugin's own rule opens it, the ceiling does not.
@@ -170,13 +223,22 @@ impl Client {
         }
         match refused {
             Some((address, kind, above)) if permitted.is_empty() => {
-                Err(self.closed(to, address, kind, above))
+                let by = if above { allowed.above } else { allowed.rule };
+                Err(self.closed(to, address, kind, by, above))
             }
             Some(_) | None => Ok(permitted),
         }
     }
 
-    fn closed(&self, to: &Destination, address: IpAddr, kind: AddressKind, above: bool) -> Error {
+    /// What `by`, a rule of the ceiling if it is one from `above`, says to an address that it does not permit.
+    fn closed(
+        &self,
+        to: &Destination,
+        address: IpAddr,
+        kind: AddressKind,
+        by: &Rule,
+        above: bool,
+    ) -> Error {
         let verb = if matches!(to.host, url::Host::Domain(_)) {
             "resolves to"
         } else {
@@ -187,7 +249,12 @@ impl Client {
         } else {
             &self.rules.allow_at
         };
-        let open = format!("write {{ to = \"{to}\", private = true }} in {at}");
+        // Of two rules for the same destination the first counts: what is there has to be changed.
+        let open = if by.to.to_string() == to.to_string() {
+            format!("add `private = true` to this destination in {at}")
+        } else {
+            format!("write {{ to = \"{to}\", private = true }} in {at}")
+        };
         Error::Denied(match kind {
             AddressKind::Public | AddressKind::Private => {
                 format!("`{to}` {verb} {address}, a private address: {open}")
@@ -215,13 +282,13 @@ impl fmt::Debug for Client {
 }
 
 /// A connection while a call uses it. Just dropped, HTTP/1.1 closes, and a shared connection stays for the others.
-pub(super) struct Lease {
+pub(super) struct Loan {
     pool: Arc<Pool>,
     key: Key,
     pub(super) wire: Wire,
 }
 
-impl Lease {
+impl Loan {
     /// After an answer that was read to its end: the next call may have the connection.
     pub(super) async fn give_back(self) {
         match self.wire {
@@ -230,7 +297,7 @@ impl Lease {
                     self.pool.put(&self.key, wire);
                 }
             }
-            Wire::Http2(wire) => wire.touch(),
+            Wire::Http2(wire) => self.pool.rest(wire),
         }
     }
 

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use url::Host;
 
 use super::Error;
+use super::sockets::{Permit, Socket, Sockets};
 use crate::policy::Destination;
 
 /// An address that says nothing gets company after this long (RFC 8305 recommends it).
@@ -56,14 +57,28 @@ pub(super) async fn look_up(
     }
 }
 
-/// The first of the addresses that takes a connection.
-pub(super) async fn connect(to: &Destination, addresses: Vec<IpAddr>) -> Result<TcpStream, Error> {
+/// The first of the addresses that takes a connection. A trial of an address has its own socket, and a second one beside it
+/// is begun only if there is one to spare.
+pub(super) async fn connect(
+    to: &Destination,
+    addresses: Vec<IpAddr>,
+    sockets: &Sockets,
+) -> Result<Socket, Error> {
     let mut left: VecDeque<_> = alternate(addresses).into();
     let mut trials = JoinSet::new();
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     loop {
-        if let Some(address) = left.pop_front() {
-            trials.spawn(TcpStream::connect(SocketAddr::new(address, to.port)));
+        if !left.is_empty() {
+            let permit = if trials.is_empty() {
+                Some(sockets.permit().await?)
+            } else {
+                sockets.spare()
+            };
+            if let Some(permit) = permit
+                && let Some(address) = left.pop_front()
+            {
+                trials.spawn(open(SocketAddr::new(address, to.port), permit));
+            }
         }
         let ended = if left.is_empty() {
             trials.join_next().await
@@ -75,17 +90,18 @@ pub(super) async fn connect(to: &Destination, addresses: Vec<IpAddr>) -> Result<
         };
         match ended {
             // The others are dropped with the set.
-            Some(Ok(Ok(stream))) => {
-                stream
-                    .set_nodelay(true)
-                    .map_err(|error| Error::connect(&error, to))?;
-                return Ok(stream);
-            }
+            Some(Ok(Ok(socket))) => return Ok(socket),
             Some(Ok(Err(error))) => last = error,
             Some(Err(_)) => return Err(Error::ended()),
             None => return Err(Error::connect(&last, to)),
         }
     }
+}
+
+async fn open(address: SocketAddr, permit: Permit) -> io::Result<Socket> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(Socket::new(stream, permit))
 }
 
 async fn permit(of: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {

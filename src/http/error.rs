@@ -31,7 +31,7 @@ pub enum Error {
     /// A head or a body is above its limit.
     #[error("{0}")]
     TooLarge(String),
-    /// Too many calls, in all or at a time.
+    /// Too many calls, in all or at a time, or too many connections.
     #[error("{0}")]
     Limit(String),
     /// The attempt has ended, or the runner stops.
@@ -57,6 +57,13 @@ impl Error {
 
     pub(super) fn ended() -> Self {
         Self::Cancelled("the call ended with its attempt".to_owned())
+    }
+
+    pub(super) fn body_too_large(to: &Destination, limit: u64) -> Self {
+        Self::TooLarge(format!(
+            "the body of the answer of `{to}` is larger than {} (`response`)",
+            size(limit)
+        ))
     }
 
     /// What the client library found wrong with the talk to `to`.

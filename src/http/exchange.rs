@@ -36,18 +36,18 @@ impl Exchange {
         let method = head.method.as_str();
         let mut body = body;
         let mut fresh = false;
-        let (mut response, lease) = loop {
-            let (mut lease, used) = client.lease(key, method, bounds, fresh).await?;
-            let sending = lease.wire.send(head, body);
+        let (mut response, loan) = loop {
+            let (mut loan, used) = client.lend(key, method, bounds, fresh).await?;
+            let sending = loan.wire.send(head, body);
             let failed = match bounds.within(Phase::FirstByte, &key.to, sending).await {
-                Ok(Ok(response)) => break (response, lease),
+                Ok(Ok(response)) => break (response, loan),
                 Ok(Err(failed)) => failed,
                 Err(passed) => {
-                    lease.spoil();
+                    loan.spoil();
                     return Err(passed);
                 }
             };
-            lease.spoil();
+            loan.spoil();
             match failed {
                 // Nothing of it was written: the connection had been closed while it was idle.
                 Failed {
@@ -73,7 +73,7 @@ impl Exchange {
         call.received(headers_size(response.headers()));
         call.answered(response.status().as_u16());
         if let Err(error) = self.check(&mut response) {
-            lease.spoil();
+            loan.spoil();
             return Err(error);
         }
         let (parts, incoming) = response.into_parts();
@@ -82,7 +82,7 @@ impl Exchange {
             *bounds,
             key.to.clone(),
             call.clone(),
-            lease,
+            loan,
             (limits.response, limits.headers),
         )?;
         Ok(Response::from_parts(parts, reading))

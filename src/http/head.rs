@@ -24,6 +24,9 @@ const HOSTS_OWN: [&str; 10] = [
     "upgrade",
 ];
 
+/// Headers of a request. The map itself fails with 24,576 names, and the client library adds some of its own.
+const MOST_HEADERS: usize = 16 * 1024;
+
 /// No method has a longer name, in bytes; it stands in messages.
 const LONGEST_METHOD: usize = 32;
 
@@ -66,10 +69,12 @@ impl Head {
         filler: &Filler<'_>,
         limit: u64,
     ) -> Result<Self, Error> {
+        let mut room = Room { left: limit, limit };
         filler.refuse(url[..Position::AfterPath].as_bytes(), "the URL's path")?;
-        if let Some(filled) = filler.query(url.query().unwrap_or(""))? {
+        if let Some(filled) = filler.query(url.query().unwrap_or(""), &room)? {
             url.set_query(Some(&filled));
         }
+        room.take(url.as_str().len())?;
         let mut head = Self {
             method,
             url,
@@ -77,19 +82,8 @@ impl Head {
             stated: None,
             unpack: false,
         };
-        let mut room = limit.checked_sub(bytes(head.url.as_str().len()));
         for (name, value) in given {
-            room = room.and_then(|room| room.checked_sub(bytes(name.len() + value.len() + 4)));
-            if room.is_none() {
-                break;
-            }
-            head.take(name, value, filler)?;
-        }
-        if room.is_none() {
-            return Err(Error::TooLarge(format!(
-                "the request's URL and headers are larger than {}",
-                size(limit)
-            )));
+            head.take(name, value, filler, &mut room)?;
         }
         head.add(add)?;
         Ok(head)
@@ -130,7 +124,10 @@ impl Head {
             let host = HeaderValue::from_str(authority).map_err(|_| {
                 Error::Protocol("the URL's host cannot stand in a header".to_owned())
             })?;
-            request.headers_mut().insert(header::HOST, host);
+            let headers = request.headers_mut();
+            headers
+                .try_insert(header::HOST, host)
+                .map_err(|_| too_many())?;
         }
         Ok(request)
     }
@@ -140,14 +137,24 @@ impl Head {
         bytes(self.method.as_str().len() + self.url.as_str().len()) + headers_size(&self.headers)
     }
 
-    fn take(&mut self, name: &[u8], value: &[u8], filler: &Filler<'_>) -> Result<(), Error> {
+    fn take(
+        &mut self,
+        name: &[u8],
+        value: &[u8],
+        filler: &Filler<'_>,
+        room: &mut Room,
+    ) -> Result<(), Error> {
+        room.take(name.len() + 4)?;
+        // As it was given too: what is searched for placeholders is never larger than the limit.
+        room.fits(value.len())?;
         let Ok(name) = HeaderName::from_bytes(name) else {
             return Err(Error::Protocol(
                 "a header's name is empty or has characters that names cannot have".to_owned(),
             ));
         };
         filler.refuse(name.as_str().as_bytes(), "a header's name")?;
-        let filled = filler.header(value)?;
+        let filled = filler.header(value, room)?;
+        room.take(filled.as_ref().map_or(value.len(), Vec::len))?;
         let secret = filled.is_some();
         let Ok(mut value) = HeaderValue::from_bytes(filled.as_deref().unwrap_or(value)) else {
             let whose = if secret { ", or the secret in it," } else { "" };
@@ -203,11 +210,43 @@ impl Head {
     }
 
     fn append(&mut self, name: HeaderName, value: HeaderValue) -> Result<(), Error> {
+        if self.headers.len() >= MOST_HEADERS {
+            return Err(too_many());
+        }
         self.headers
             .try_append(name, value)
             .map(drop)
-            .map_err(|_| Error::TooLarge("the request has too many headers".to_owned()))
+            .map_err(|_| too_many())
     }
+}
+
+/// What is left of the bytes that URL and headers of a request may have, with the secrets in them.
+pub(super) struct Room {
+    left: u64,
+    limit: u64,
+}
+
+impl Room {
+    /// Whether so many bytes more are within the limit.
+    pub(super) fn fits(&self, length: usize) -> Result<(), Error> {
+        if bytes(length) <= self.left {
+            return Ok(());
+        }
+        Err(Error::TooLarge(format!(
+            "the request's URL and headers are larger than {}",
+            size(self.limit)
+        )))
+    }
+
+    fn take(&mut self, length: usize) -> Result<(), Error> {
+        self.fits(length)?;
+        self.left -= bytes(length);
+        Ok(())
+    }
+}
+
+fn too_many() -> Error {
+    Error::TooLarge("the request has too many headers".to_owned())
 }
 
 /// The method as servers know it: names are case-sensitive, and guests write `post`.

@@ -16,6 +16,8 @@
 //!   went away it is closed (HTTP/2: after an error or a time limit, given to no further call).
 //! - A request is sent once. The exception is one that came back from a connection as not written at all: it may go to one
 //!   fresh connection.
+//! - Sockets are counted, per plugin and in all, so that handlers leave the process enough of its files.
+//! - gzip is unpacked where the caller is polled: that time is the caller's, and its limits hold for it.
 //! - What works for a call ends with it: with the future or the body that the caller holds, and with the [`Session`].
 
 mod body;
@@ -29,6 +31,7 @@ mod head;
 mod pool;
 mod secrets;
 mod session;
+mod sockets;
 mod tls;
 mod whole;
 mod wire;
@@ -58,7 +61,10 @@ const LOG: &str = "piecework::http";
 const MAX_HEADERS: usize = 256;
 
 /// Name lookups at a time; each blocks a thread for as long as the system's resolver likes.
-const LOOKUPS: usize = 8;
+const LOOKUPS: usize = 16;
+
+/// One thread more reads the system's authorities, so that names that hang do not delay TLS.
+const BLOCKING_THREADS: usize = LOOKUPS + 1;
 
 /// How long a lookup's thread waits for the next one.
 const LOOKUP_THREAD_IDLE: Duration = Duration::from_secs(5);
@@ -96,10 +102,12 @@ struct Shared {
     tls: tls::Tls,
     idle: Duration,
     lookups: Arc<Semaphore>,
+    sockets: Arc<sockets::AllSockets>,
 }
 
 impl Net {
-    /// Starts the thread.
+    /// Starts the thread. Raises the process's soft limit of open files to its hard one; where the system refuses that, it
+    /// goes on with what there is.
     ///
     /// # Errors
     /// Names the file of authorities when it cannot be read or holds none.
@@ -107,7 +115,7 @@ impl Net {
         let tls = tls::Tls::new(settings.ca_file.as_deref())?;
         let runtime = Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(LOOKUPS)
+            .max_blocking_threads(BLOCKING_THREADS)
             .thread_keep_alive(LOOKUP_THREAD_IDLE)
             .thread_name("http-lookup")
             .build()
@@ -129,6 +137,7 @@ impl Net {
                 tls,
                 idle: settings.idle,
                 lookups: Arc::new(Semaphore::new(LOOKUPS)),
+                sockets: Arc::new(sockets::AllSockets::new()),
             }),
             _stop: stop.drop_guard(),
         })

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use rustls::crypto::ring::default_provider;
 
 use super::Error;
+use super::head::Room;
 use crate::config::Secret;
 use crate::policy::Destination;
 
@@ -62,11 +63,11 @@ impl Filler<'_> {
     }
 
     /// A header's value with its secrets, also inside `Basic` credentials; none when it has no placeholder.
-    pub(super) fn header(&self, value: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    pub(super) fn header(&self, value: &[u8], room: &Room) -> Result<Option<Vec<u8>>, Error> {
         if self.held.is_empty() {
             return Ok(None);
         }
-        if let Some(filled) = self.fill(value, |secret| secret.to_owned())? {
+        if let Some(filled) = self.fill(value, str::to_owned, room)? {
             return Ok(Some(filled));
         }
         let Some((scheme, credentials)) = basic(value) else {
@@ -75,30 +76,38 @@ impl Filler<'_> {
         let Some(plain) = decode(credentials) else {
             return Ok(None);
         };
-        let filled = self.fill(&plain, |secret| secret.to_owned())?;
+        let filled = self.fill(&plain, str::to_owned, room)?;
         Ok(filled.map(|filled| [scheme, encode(&filled).as_bytes()].concat()))
     }
 
     /// A query with its secrets, percent-encoded; none when it has no placeholder.
-    pub(super) fn query(&self, query: &str) -> Result<Option<String>, Error> {
-        let filled = self.fill(query.as_bytes(), percent_encode)?;
+    pub(super) fn query(&self, query: &str, room: &Room) -> Result<Option<String>, Error> {
+        let filled = self.fill(query.as_bytes(), percent_encode, room)?;
         Ok(filled.map(|filled| String::from_utf8(filled).expect("text with text put in is text")))
     }
 
-    fn fill(&self, text: &[u8], show: impl Fn(&str) -> String) -> Result<Option<Vec<u8>>, Error> {
+    /// Stops as soon as the text has no room: a placeholder is short, and what it stands for may not be.
+    fn fill(
+        &self,
+        text: &[u8],
+        show: impl Fn(&str) -> String,
+        room: &Room,
+    ) -> Result<Option<Vec<u8>>, Error> {
         let mut filled: Option<Vec<u8>> = None;
         for (secret, placeholder) in &self.held {
             let mut rest = filled.as_deref().unwrap_or(text);
             let mut done = Vec::new();
-            let mut found = false;
+            let mut shown = None;
             while let Some(at) = find(rest, placeholder.as_bytes()) {
                 self.permitted(secret)?;
-                found = true;
+                let shown = shown.get_or_insert_with(|| show(secret.value.reveal()));
+                room.fits(done.len() + at + shown.len())?;
                 done.extend_from_slice(&rest[..at]);
-                done.extend_from_slice(show(secret.value.reveal()).as_bytes());
+                done.extend_from_slice(shown.as_bytes());
                 rest = &rest[at + placeholder.len()..];
             }
-            if found {
+            if shown.is_some() {
+                room.fits(done.len() + rest.len())?;
                 done.extend_from_slice(rest);
                 filled = Some(done);
             }

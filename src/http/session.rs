@@ -1,5 +1,5 @@
 //! The HTTP of one attempt: the two doors, their counters and their common end. What the doors do on the caller's thread is
-//! cheap and pure; the rest runs on the network's thread.
+//! pure, and cheap or done in short steps; the rest runs on the network's thread.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::bounds::{Bounds, Timeouts};
-use super::call::{Call, Ledger, Usage};
+use super::call::{Call, Tally, Usage};
 use super::client::Client;
 use super::exchange::Exchange;
 use super::head::{self, Additions, Head};
@@ -25,7 +25,7 @@ use crate::policy::{self, UrlError};
 /// The HTTP of one attempt. Dropping it ends every call that is open and closes their sockets.
 pub struct Session {
     client: Arc<Client>,
-    ledger: Arc<Ledger>,
+    tally: Arc<Tally>,
     placeholders: Placeholders,
     idempotency_key: String,
     deadline: Instant,
@@ -58,7 +58,7 @@ impl Session {
     pub(super) fn new(client: Arc<Client>, deadline: Instant, idempotency_key: &str) -> Self {
         let token = CancellationToken::new();
         Self {
-            ledger: Arc::default(),
+            tally: Arc::new(Tally::new()),
             placeholders: Placeholders::new(&client.rules.secrets),
             idempotency_key: idempotency_key.to_owned(),
             deadline,
@@ -75,13 +75,13 @@ impl Session {
             .map(|(secret, placeholder)| (secret.name.as_str(), placeholder))
     }
 
-    /// What was used so far.
+    /// What was used so far, also by calls that are open.
     pub fn usage(&self) -> Usage {
-        self.ledger.usage()
+        self.tally.usage()
     }
 
     /// The buffered door: one request, one whole answer. gzip is asked for and unpacked, unless the request has an
-    /// `accept-encoding` of its own. Placeholders of secrets are filled in in header values and the query, never in the
+    /// `accept-encoding` of its own; unpacking is the caller's work, in steps of at most 64 KiB. Placeholders of secrets are filled in in header values and the query, never in the
     /// body, where they are refused.
     ///
     /// # Errors
@@ -115,26 +115,30 @@ impl Session {
             Ok((exchange, Outgoing::new(Box::pin(body), None, limit, &call)?))
         });
         let (exchange, body) = prepared.inspect_err(|error| call.end(error.kind()))?;
-        self.spawn(call, async move {
-            let (mut parts, mut reading) = exchange.run(body).await?.into_parts();
-            let limit = exchange.client.rules.limits.response;
-            let unpack = exchange.head.unpack;
-            let body = whole::read(&mut reading, &mut parts.headers, unpack, limit).await?;
-            exchange.call.end("done");
-            Ok(Answer {
-                status: parts.status.as_u16(),
-                headers: parts
-                    .headers
-                    .iter()
-                    .map(|(name, value)| {
-                        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
-                        (name.as_str().to_owned(), value)
-                    })
-                    .collect(),
-                body,
-            })
+        let limit = self.client.rules.limits.response;
+        let (to, unpack) = (exchange.key.to.clone(), exchange.head.unpack);
+        let answered = self.spawn(call.clone(), async move {
+            let (parts, mut reading) = exchange.run(body).await?.into_parts();
+            let body = whole::read(&mut reading, limit).await?;
+            Ok((parts, body))
+        });
+        let (mut parts, mut body) = answered.await?;
+        if unpack {
+            body = whole::unpack(body, &mut parts.headers, &to, limit)
+                .await
+                .inspect_err(|error| call.end(error.kind()))?;
+        }
+        call.end("done");
+        let text = |value: &::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into();
+        Ok(Answer {
+            status: parts.status.as_u16(),
+            headers: parts
+                .headers
+                .iter()
+                .map(|(name, value)| (name.as_str().to_owned(), text(value)))
+                .collect(),
+            body,
         })
-        .await
     }
 
     /// The streaming door, for `wasi:http`: the request's body goes out as the guest writes it, the answer's comes in as it
@@ -183,7 +187,7 @@ impl Session {
 
     fn open(&self) -> Result<Arc<Call>, Error> {
         let limits = &self.client.rules.limits;
-        Call::open(&self.ledger, limits, &self.client.plugin, &self.token)
+        Call::open(&self.tally, limits, &self.client.plugin, &self.token)
     }
 
     /// Everything before the network: policy, headers, secrets.
@@ -197,14 +201,14 @@ impl Session {
         let method = head::method(door.method)?;
         let (url, to) = policy::destination(door.url).map_err(|error| unfit(&error))?;
         call.is_about(method.as_str(), &to);
-        let (rule, private) = client.rule(method.as_str(), &to)?;
+        let allowed = client.rule(method.as_str(), &to)?;
         let filler = self.placeholders.filler(&client.rules.secrets, &to);
         // The fragment is not sent, but a placeholder there is a mistake all the same.
         let (_, fragment) = door.url.split_once('#').unwrap_or_default();
         filler.refuse(fragment.as_bytes(), "the URL's fragment")?;
         let add = Additions {
             idempotency_key: Some(self.idempotency_key.as_str())
-                .filter(|key| rule.idempotency_key && !key.is_empty()),
+                .filter(|key| allowed.rule.idempotency_key && !key.is_empty()),
             gzip: door.gzip,
             empty: door.empty,
         };
@@ -215,7 +219,11 @@ impl Session {
             client: client.clone(),
             call: call.clone(),
             bounds: Bounds::new(limits, door.asked, door.timeout, attempt),
-            key: Key { to, private },
+            key: Key {
+                rule: allowed.at,
+                private: allowed.private(),
+                to,
+            },
             head,
         })
     }
@@ -263,7 +271,7 @@ impl<T> Future for Running<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.task).poll(cx).map(|done| {
-            // From here on the answer's body holds the call.
+            // From here on the answer's body holds the call, or whoever unpacks it.
             let call = self.call.take();
             done.unwrap_or_else(|error| {
                 if let Some(call) = call {

@@ -8,13 +8,13 @@ use anyhow::Context;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use url::Host;
 
 use super::Error;
+use super::sockets::Socket;
 use crate::policy::Destination;
 
 /// The protocol names of the handshake, the wanted one first.
@@ -40,9 +40,9 @@ impl Tls {
     /// Makes the connection secure. The flag says whether HTTP/2 was agreed on.
     pub(super) async fn secure(
         &self,
-        stream: TcpStream,
+        stream: Socket,
         to: &Destination,
-    ) -> Result<(TlsStream<TcpStream>, bool), Error> {
+    ) -> Result<(TlsStream<Socket>, bool), Error> {
         let config = self.config().await?;
         let stream = TlsConnector::from(config)
             .connect(name(to)?, stream)

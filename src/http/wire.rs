@@ -1,5 +1,5 @@
 //! One connection, of either version of HTTP. Its tasks belong to it: when the last holder drops it, they stop and the
-//! socket closes at once, without a word to a peer that may be silent.
+//! socket, which they hold with its permit, closes at once, without a word to a peer that may be silent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,11 +20,15 @@ const MIN_BUFFER: usize = 64 * 1024;
 /// No connection needs more, whatever the limit for heads.
 const MAX_BUFFER: usize = 1024 * 1024;
 
+/// Calls at a time on one HTTP/2 connection.
+pub(super) const STREAMS: usize = 8;
+
 /// How much of an answer one HTTP/2 stream may hold here before the guest reads it, in bytes. With the default of 2 MiB
 /// eight unread answers would be 16 MiB.
 const STREAM_WINDOW: u32 = 256 * 1024;
 
-/// The same for all streams of a connection; answers that nobody reads end with their time limit.
+/// The same for all streams of a connection. It is twice what they may hold together, so answers that nobody reads do not
+/// stall the others.
 const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 
 /// How long an answered connection may take to be ready again, before it is closed instead of kept. One that still sends
@@ -43,7 +47,7 @@ pub(super) struct Http1 {
     _tasks: DropGuard,
 }
 
-/// A connection that many calls share.
+/// A connection that up to [`STREAMS`] calls share.
 pub(super) struct Http2 {
     sender: http2::SendRequest<Outgoing>,
     used: Mutex<Instant>,

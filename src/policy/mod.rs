@@ -8,6 +8,8 @@ mod host;
 mod rule;
 mod target;
 
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 
 pub use address::{AddressKind, address_kind};
@@ -35,18 +37,22 @@ pub enum Miss {
 }
 
 impl Policy {
-    /// The first rule that covers the destination and the method. Methods are compared as they are written.
+    /// The most specific rule that covers the destination and the method, wherever it stands in the list: one host before
+    /// the names below one (`*.example.com`), a longer name there before a shorter one, then any host; within the same
+    /// host, one port before any port; the scheme's `*` before the `*` for everything. Of equals, the first. Methods are
+    /// compared as they are written; that a rule names fewer of them does not make it more specific.
     ///
     /// # Errors
     /// [`Miss::Method`] when only the method stands in the way. `CONNECT`, `TRACE` and what is not an HTTP token always miss.
     pub fn find(&self, method: &str, to: &Destination) -> Result<&Rule, Miss> {
+        let over = || self.0.iter().filter(|rule| rule.to.matches(to));
+        let covering = over().filter(|rule| rule.covers_method(method));
+        // The first of the smallest; of the largest it would be the last.
+        if let Some(rule) = covering.min_by_key(|rule| Reverse(rule.to.narrowness())) {
+            return Ok(rule);
+        }
         let mut allowed: Vec<String> = Vec::new();
-        let mut covered = false;
-        for rule in self.0.iter().filter(|rule| rule.to.matches(to)) {
-            if rule.covers_method(method) {
-                return Ok(rule);
-            }
-            covered = true;
+        for rule in over() {
             let names: Vec<&str> = match &rule.methods {
                 Some(methods) => methods.iter().map(String::as_str).collect(),
                 None => USUAL_METHODS.to_vec(),
@@ -57,10 +63,10 @@ impl Policy {
                 }
             }
         }
-        if covered && !allowed.is_empty() {
-            Err(Miss::Method(allowed))
-        } else {
+        if allowed.is_empty() {
             Err(Miss::Destination)
+        } else {
+            Err(Miss::Method(allowed))
         }
     }
 }
@@ -83,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_covers_destination_and_method_counts() {
+    fn a_rule_counts_if_it_covers_destination_and_method() {
         let policy = Policy(vec![
             rule("https://api.example.com", Some(&["GET", "HEAD"])),
             rule("https://*.example.com", Some(&["GET", "POST"])),
@@ -101,6 +107,51 @@ mod tests {
             Err(Miss::Destination)
         );
         assert_eq!(Policy::default().find("GET", &api), Err(Miss::Destination));
+    }
+
+    #[test]
+    fn the_most_specific_rule_counts_wherever_it_stands() {
+        let url = to("https://a.db.example.com");
+        let wider = [
+            "*",
+            "https://*:*",
+            "https://*",
+            "https://*.com.example:*",
+            "https://*.example.com:*",
+            "https://*.example.com",
+            "https://*.db.example.com:*",
+            "https://*.db.example.com",
+            "https://a.db.example.com:*",
+            "https://a.db.example.com",
+        ];
+        for (index, target) in wider.iter().enumerate() {
+            let mut policy = Policy(wider[..=index].iter().map(|to| rule(to, None)).collect());
+            let counts = if index == 3 { "https://*" } else { target };
+            for _ in 0..2 {
+                let found = policy.find("GET", &url).unwrap();
+                assert_eq!(found.to, counts.parse().unwrap());
+                policy.0.reverse();
+            }
+        }
+        let private = Rule {
+            private: true,
+            ..rule("https://a.db.example.com", None)
+        };
+        let policy = Policy(vec![rule("https://*.example.com", None), private.clone()]);
+        assert_eq!(policy.find("GET", &url), Ok(&private));
+        let twice = Policy(vec![
+            private.clone(),
+            rule("https://a.db.example.com", None),
+        ]);
+        assert_eq!(policy.find("GET", &url), Ok(&private));
+        assert_eq!(twice.find("GET", &url), Ok(&twice.0[0]));
+        // A rule for other methods is no rule for this one.
+        let other = Policy(vec![
+            rule("*", None),
+            rule("https://*", None),
+            rule("https://a.db.example.com", Some(&["GET"])),
+        ]);
+        assert_eq!(other.find("POST", &url), Ok(&other.0[1]));
     }
 
     #[test]

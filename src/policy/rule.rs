@@ -22,7 +22,9 @@ pub struct Rule {
     pub methods: Option<Vec<String>>,
     /// Whether its names may lead to addresses of inner networks.
     pub private: bool,
-    /// Whether requests carry the job's `Idempotency-Key`.
+    /// Whether requests carry the job's `Idempotency-Key`. It is the same for every request of the job, in all its
+    /// attempts: a job with several requests that must each take effect gives each a key of its own, which is left as it
+    /// is. `GET`, `HEAD` and `OPTIONS` carry none.
     pub idempotency_key: bool,
 }
 

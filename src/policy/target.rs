@@ -132,6 +132,22 @@ impl Target {
         }
     }
 
+    /// How little it covers, as far as hosts and ports go; more is narrower. Of two targets that cover a destination, the
+    /// one whose text says more about it.
+    pub(super) fn narrowness(&self) -> (usize, bool, bool) {
+        match &self.0 {
+            Pattern::Everything => (0, false, false),
+            Pattern::Some { host, port, .. } => {
+                let host = match host {
+                    Hosts::Any => 0,
+                    Hosts::Below(name) => name.len(),
+                    Hosts::One(_) => usize::MAX,
+                };
+                (host, port.is_some(), true)
+            }
+        }
+    }
+
     /// The host where the target names exactly one.
     pub(super) fn host(&self) -> Option<&Host<String>> {
         match &self.0 {

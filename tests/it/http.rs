@@ -72,6 +72,33 @@ async fn a_private_rule_opens_only_its_address_and_port() {
 }
 
 #[tokio::test]
+async fn a_narrow_rule_counts_before_a_wide_one_and_its_advice_helps() {
+    let (net, server) = (net(), Server::plain().await);
+    let (mut wide, mut narrow) = (rule("*"), rule(&server.origin()));
+    wide.private = false;
+    let opened = session(&net, rules(vec![wide.clone(), narrow.clone()]));
+    get(&opened, &server.url("/echo")).await.unwrap();
+    narrow.private = false;
+    for list in [vec![wide.clone(), narrow.clone()], vec![narrow, rule("*")]] {
+        let closed = session(&net, rules(list));
+        is(
+            get(&closed, &server.url("/echo")).await,
+            "denied",
+            "add `private = true` to this destination in `allow` under `[plugins.mail.http]`",
+        );
+    }
+    let closed = session(&net, rules(vec![wide]));
+    is(
+        get(&closed, &server.url("/echo")).await,
+        "denied",
+        &format!(
+            "write {{ to = \"{}\", private = true }} in",
+            server.origin()
+        ),
+    );
+}
+
+#[tokio::test]
 async fn redirects_are_handed_over() {
     let (net, server, other) = (net(), Server::plain().await, Server::plain().await);
     let session = session(&net, with_limits(&[&server], |_| {}));
@@ -392,6 +419,33 @@ async fn calls_are_counted_and_limited() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_open_has_used_its_time() {
+    let (net, server) = (net(), Server::plain().await);
+    let session = session(&net, with_limits(&[&server], |_| {}));
+    let one = stream(&session, &server.url("/begun")).await.unwrap();
+    let two = stream(&session, &server.url("/begun")).await.unwrap();
+    let longest = Instant::now();
+    let before = session.usage().time;
+    let shortest = Instant::now();
+    let passes = until_true("time to pass", || {
+        session.usage().time > Duration::from_millis(50)
+    });
+    soon(Duration::from_secs(1), passes).await;
+    // Both count.
+    let passed = shortest.elapsed();
+    let used = session.usage().time - before;
+    assert!(
+        used >= 2 * passed && used <= 2 * longest.elapsed(),
+        "{used:?} in {passed:?}"
+    );
+    drop(one);
+    let one_ended = session.usage().time;
+    drop(two);
+    let ended = session.usage();
+    assert!(ended.time > one_ended && ended == session.usage());
+}
+
+#[tokio::test]
 async fn nothing_is_left_after_many_broken_calls() {
     let net = net();
     let (server, closed) = (
@@ -435,6 +489,8 @@ async fn nothing_is_left_after_many_broken_calls() {
         names.filter(|name| name.starts_with("http")).count()
     };
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // Whatever comes with the first call is there; the thread may not even have its name before it.
+    assert!(get(&session, &closed.url("/")).await.is_err());
     let before = (threads(), files());
     for number in 0..200 {
         round(number).await;
@@ -444,7 +500,7 @@ async fn nothing_is_left_after_many_broken_calls() {
         server.open() == 0 && threads() <= before.0 && files() <= before.1
     })
     .await;
-    assert_eq!(session.usage().calls, 600);
+    assert_eq!(session.usage().calls, 601);
 }
 
 #[tokio::test]

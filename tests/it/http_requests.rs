@@ -84,6 +84,128 @@ async fn gzip_is_unpacked_unless_the_guest_asked_itself() {
 }
 
 #[tokio::test]
+async fn gzip_is_unpacked_by_the_caller_in_short_steps() {
+    let (net, server) = (net(), Server::plain().await);
+    let session = session(&net, with_limits(&[&server], |_| {}));
+    let url = server.url("/gzip-zeros?4194304");
+    let mut call = std::pin::pin!(get(&session, &url));
+    let mut polls = 0;
+    let answer = std::future::poll_fn(|cx| {
+        polls += 1;
+        call.as_mut().poll(cx)
+    });
+    let body = answer.await.unwrap().body;
+    assert_eq!(body.len(), 4 * 1024 * 1024);
+    assert!(body.iter().all(|byte| *byte == 0));
+    // Each step is at most 64 KiB.
+    assert!(polls >= 64, "{polls}");
+    // Whoever waits can be stopped between two steps, and the call ends with it.
+    let used = session.usage();
+    let mut call = Box::pin(get(&session, &url));
+    let mut polls = 0;
+    std::future::poll_fn(|cx| {
+        polls += 1;
+        assert!(call.as_mut().poll(cx).is_pending());
+        if polls < 30 {
+            return std::task::Poll::Pending;
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+    drop(call);
+    let now = session.usage();
+    assert!(now.calls == 2 && now.time > used.time && now == session.usage());
+}
+
+#[tokio::test]
+async fn secrets_count_as_what_they_are() {
+    let (net, server) = (net(), Server::plain().await);
+    let mut rules = with_limits(&[&server], |_| {});
+    rules.secrets = [
+        ("large", "s".repeat(16 * 1024)),
+        ("odd", "\u{e9}".repeat(4000)),
+    ]
+    .map(|(name, value)| Secret {
+        name: name.into(),
+        value: Hidden::new(value),
+        hosts: vec![server.origin().parse().unwrap()],
+    })
+    .into();
+    let session = session(&net, rules);
+    let placeholders: Vec<_> = session
+        .placeholders()
+        .map(|(_, text)| text.to_owned())
+        .collect();
+    let [large, odd] = [0, 1].map(|at| placeholders[at].as_str());
+    let header = |value: String| [("x".to_owned(), value)];
+    let too_large = "URL and headers are larger than 64 KiB";
+    let url = server.url("/echo");
+    let few = header(large.repeat(3));
+    let sent = session.send("GET", &url, &few, None, None).await.unwrap();
+    assert_eq!(echoed(&sent, "x").unwrap().len(), 3 * 16 * 1024);
+    for value in [
+        large.repeat(4),
+        large.repeat(1200),
+        format!("Basic {}", base64(&large.repeat(3))),
+        format!("Basic {}", base64(&large.repeat(800))),
+        format!("{}{}", odd.repeat(7), large),
+    ] {
+        let many = header(value);
+        is(
+            session.send("GET", &url, &many, None, None).await,
+            "too-large",
+            too_large,
+        );
+    }
+    let each = [large; 4].map(|value| ("x".to_owned(), value.to_owned()));
+    is(
+        session.send("GET", &url, &each, None, None).await,
+        "too-large",
+        too_large,
+    );
+    // In a query, `é` becomes six bytes.
+    let query = |text: String| server.url(&format!("/echo?key={text}"));
+    get(&session, &query(odd.repeat(2))).await.unwrap();
+    for text in [odd.repeat(3), large.repeat(4), large.repeat(150)] {
+        is(get(&session, &query(text)).await, "too-large", too_large);
+    }
+    assert_eq!(server.requests(), 2);
+}
+
+#[tokio::test]
+async fn more_headers_than_a_map_holds_are_too_large() {
+    let (net, server) = (net(), Server::plain().await);
+    let rules = with_limits(&[&server], |limits| limits.headers = 1024 * 1024);
+    let session = session(&net, rules);
+    let mut full = http::HeaderMap::new();
+    for name in ["user-agent", "accept-encoding"] {
+        full.insert(name, http::HeaderValue::from_static(""));
+    }
+    let name = |number: usize| http::HeaderName::try_from(format!("x{number}")).unwrap();
+    let more =
+        (0..).map(|number| full.try_insert(name(number), http::HeaderValue::from_static("")));
+    let fit = more.take_while(Result::is_ok).count();
+    let names: Vec<_> = full
+        .keys()
+        .map(|name| (name.to_string(), String::new()))
+        .collect();
+    assert!(fit > 10_000 && names.len() == fit + 2);
+    let url = server.url("/echo");
+    for less in [0, 1, 2] {
+        let given = &names[less..];
+        for method in ["GET", "POST"] {
+            let body = (method == "POST").then(|| Bytes::from_static(b"x"));
+            is(
+                session.send(method, &url, given, body, None).await,
+                "too-large",
+                "too many headers",
+            );
+        }
+    }
+    assert_eq!(server.accepted(), 0);
+}
+
+#[tokio::test]
 async fn a_streamed_body_goes_out_as_it_comes() {
     let (net, server) = (net(), Server::plain().await);
     let rules = with_limits(&[&server], |limits| limits.request = 1000);

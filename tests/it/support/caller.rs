@@ -53,9 +53,12 @@ pub(crate) fn net() -> Net {
     Net::start(&Settings::default()).unwrap()
 }
 
+pub(crate) fn in_a_minute() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
 pub(crate) fn session(net: &Net, rules: Rules) -> Session {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    Arc::new(Client::new(net, rules)).session(deadline, "job-7")
+    Arc::new(Client::new(net, rules)).session(in_a_minute(), "job-7")
 }
 
 pub(crate) fn with_limits(servers: &[&Server], change: impl FnOnce(&mut HttpLimits)) -> Rules {

@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -26,6 +26,8 @@ pub(crate) enum Door {
     Plain,
     /// TLS; with HTTP/2 if that is set.
     Tls(Identity, bool),
+    /// TLS with HTTP/2, except that the first connection gets no answer at all.
+    FirstHangs(Identity),
     /// Closes each connection at once.
     Closed,
 }
@@ -96,7 +98,7 @@ impl Server {
         let counted = counts.clone();
         let (goaway, told) = watch::channel(0);
         let scheme = match &door {
-            Door::Tls(..) => "https",
+            Door::Tls(..) | Door::FirstHangs(_) => "https",
             Door::Plain | Door::Closed => "http",
         };
         let mut task = JoinSet::new();
@@ -105,7 +107,7 @@ impl Server {
             while let Ok((stream, _)) = listener.accept().await {
                 // Head and body are written one after the other: without this the second waits 40 ms for the first.
                 let _ = stream.set_nodelay(true);
-                counted.accepted.fetch_add(1, Ordering::SeqCst);
+                let number = counted.accepted.fetch_add(1, Ordering::SeqCst);
                 counted.open.fetch_add(1, Ordering::SeqCst);
                 let open = Open(counted.clone());
                 let (door, told) = (door.clone(), told.clone());
@@ -115,15 +117,11 @@ impl Server {
                         Door::Closed => {}
                         Door::Plain => drop(serve(stream, counts).await),
                         Door::Tls(identity, h2) => {
-                            let mut config = (*identity.config).clone();
-                            let name: &[u8] = if h2 { b"h2" } else { b"http/1.1" };
-                            config.alpn_protocols = vec![name.to_vec()];
-                            let acceptor = TlsAcceptor::from(Arc::new(config));
-                            match acceptor.accept(stream).await {
-                                Ok(stream) if h2 => serve_h2(stream, counts, told).await,
-                                Ok(stream) => drop(serve(stream, counts).await),
-                                Err(_) => {}
-                            }
+                            serve_tls(stream, &identity, h2, counts, told).await;
+                        }
+                        Door::FirstHangs(_) if number == 0 => std::future::pending().await,
+                        Door::FirstHangs(identity) => {
+                            serve_tls(stream, &identity, true, counts, told).await;
                         }
                     }
                 });
@@ -295,6 +293,7 @@ where
         }
         "/gzip" => packed(write, &gzip(asked.echo().as_slice())).await?,
         "/bomb" => packed(write, &gzip(&vec![0; 10 * 1024 * 1024])).await?,
+        "/gzip-zeros" => packed(write, &gzip(&vec![0; query.parse().unwrap()])).await?,
         "/gzip-cut" => {
             let all = gzip(asked.echo().as_slice());
             packed(write, &all[..all.len() - 9]).await?;
@@ -402,6 +401,24 @@ async fn read_body<R: AsyncRead + Unpin>(
         }
     }
     Ok(())
+}
+
+async fn serve_tls(
+    stream: TcpStream,
+    identity: &Identity,
+    h2: bool,
+    counts: &Arc<Counts>,
+    told: watch::Receiver<usize>,
+) {
+    let mut config = (*identity.config).clone();
+    let name: &[u8] = if h2 { b"h2" } else { b"http/1.1" };
+    config.alpn_protocols = vec![name.to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    match acceptor.accept(stream).await {
+        Ok(stream) if h2 => serve_h2(stream, counts, told).await,
+        Ok(stream) => drop(serve(stream, counts).await),
+        Err(_) => {}
+    }
 }
 
 async fn serve_h2<T>(stream: T, counts: &Arc<Counts>, mut told: watch::Receiver<usize>)
