@@ -142,6 +142,8 @@ pub struct Claimed {
     pub enqueued_at: Timestamp,
     /// The job that this one follows from.
     pub parent: Option<JobId>,
+    /// The first job of its chain; itself when it follows from none.
+    pub root: JobId,
     /// What earlier attempts saved: a JSON object by name.
     pub checkpoint: Option<String>,
 }
@@ -262,8 +264,16 @@ pub struct FollowUp {
     /// How often it may be tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
+    /// At most one pending or running job of the type has this key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_key: Option<String>,
+    /// Seconds from the success of the attempt during which the key stays taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_for: Option<u32>,
     /// The job that asked for it.
     pub parent: Option<JobId>,
+    /// The first job of their chain.
+    pub root: Option<JobId>,
 }
 
 /// What an attempt used.

@@ -32,6 +32,12 @@ pub(super) struct Enqueue {
     /// How often it may be tried [default: 5]
     #[arg(long)]
     max_attempts: Option<i32>,
+    /// At most one pending or running job of the type has this key; the id of the one that has it is printed
+    #[arg(long, value_name = "KEY")]
+    unique_key: Option<String>,
+    /// The key stays taken this long, also when its job has ended by then
+    #[arg(long, value_parser = humantime::parse_duration, requires = "unique_key")]
+    unique_for: Option<Duration>,
     /// Wait for the job's end, print its result, and exit 0 when it is done, 1 when it failed
     #[arg(long)]
     wait: bool,
@@ -51,6 +57,8 @@ impl Enqueue {
             delay: self.delay,
             priority: self.priority,
             max_attempts: self.max_attempts,
+            unique_key: self.unique_key.clone(),
+            unique_for: self.unique_for,
         };
         block_on(async {
             let store = open(&settings).await?;

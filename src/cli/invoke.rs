@@ -68,6 +68,7 @@ impl Invoke {
             ordering_key: None,
             enqueued_at: now(),
             parent: None,
+            root: JobId(1),
             checkpoint: None,
         };
         let ties = Ties {

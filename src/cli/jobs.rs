@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::job::JobId;
 use crate::store::{Error, Store};
 
-/// List, show and cancel jobs
+/// List, show, cancel and retry jobs
 #[derive(Debug, Args)]
 pub(super) struct Jobs {
     #[command(subcommand)]
@@ -22,6 +22,8 @@ enum Command {
     Show(Show),
     /// Cancel jobs, pending or running, for good
     Cancel(Cancel),
+    /// Start failed or cancelled jobs anew, with all their attempts before them
+    Retry(Retry),
 }
 
 #[derive(Debug, Args)]
@@ -52,28 +54,113 @@ struct Show {
 #[derive(Debug, Args)]
 struct Cancel {
     /// The jobs' ids
-    #[arg(required = true)]
+    #[arg(required_unless_present = "key", conflicts_with = "key")]
     ids: Vec<i64>,
+    /// Cancel the job that has this unique key, and every job of its chain
+    #[arg(long, requires = "job_type")]
+    key: Option<String>,
+    /// The type of the job with the key
+    #[arg(long = "type", value_name = "JOB_TYPE", requires = "key")]
+    job_type: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What became of a job that was to be cancelled.
-#[derive(serde::Serialize)]
-struct Cancelled {
-    id: JobId,
-    /// `cancelled`, `done` or `failed`; null when there is no such job.
+#[derive(Debug, Args)]
+struct Retry {
+    /// The jobs' ids
+    #[arg(required_unless_present = "state", conflicts_with_all = ["state", "job_type"])]
+    ids: Vec<i64>,
+    /// All jobs in this state
+    #[arg(long, value_parser = ["failed", "cancelled"])]
     state: Option<String>,
+    /// Of these, only those of this type
+    #[arg(long = "type", value_name = "JOB_TYPE", requires = "state")]
+    job_type: Option<String>,
+    /// At most this many, the oldest first
+    #[arg(long, default_value_t = 10_000, requires = "state")]
+    limit: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What became of a job that was to be cancelled or started anew.
+#[derive(serde::Serialize)]
+struct Now {
+    id: JobId,
+    /// The state that it has now; null when there is no such job.
+    state: Option<String>,
+}
+
+fn no_job(id: JobId) -> String {
+    format!("there is no job {id}: it never was, or the history has dropped it")
+}
+
+impl Retry {
+    async fn retry(&self, store: &Store) -> anyhow::Result<Ending> {
+        if let Some(state) = &self.state {
+            let started = store
+                .retry_all(self.job_type.as_deref(), state, self.limit)
+                .await?;
+            if self.json {
+                print::json(&serde_json::json!({ "started": started }))?;
+            } else {
+                print::line(&format!("{started} jobs are started anew"))?;
+            }
+            return Ok(Ending::Done);
+        }
+        let mut jobs = Vec::new();
+        for id in self.ids.iter().copied().map(JobId) {
+            let state = store.retry(id).await?;
+            jobs.push(Now { id, state });
+        }
+        if self.json {
+            print::json(&jobs)?;
+        } else {
+            for job in &jobs {
+                let id = job.id;
+                print::line(&match job.state.as_deref() {
+                    Some("pending") => format!("job {id} is pending"),
+                    Some(state) => format!("job {id} is {state}, nothing was changed"),
+                    None => no_job(id),
+                })?;
+            }
+        }
+        let all = jobs
+            .iter()
+            .all(|job| job.state.as_deref() == Some("pending"));
+        Ok(if all { Ending::Done } else { Ending::Failed })
+    }
 }
 
 impl Cancel {
     /// All of them, whatever becomes of each.
     async fn cancel(&self, store: &Store) -> anyhow::Result<Ending> {
+        if let (Some(job_type), Some(key)) = (&self.job_type, &self.key) {
+            let cancelled = store.cancel_by_key(job_type, key).await?;
+            if self.json {
+                print::json(&serde_json::json!({ "cancelled": cancelled }))?;
+            } else if cancelled == 0 {
+                print::line(&format!(
+                    "no pending or running job of type `{}` has the key `{}`",
+                    print::plain(job_type),
+                    print::plain(key)
+                ))?;
+            } else {
+                print::line(&format!("{cancelled} jobs are cancelled"))?;
+            }
+            return Ok(if cancelled > 0 {
+                Ending::Done
+            } else {
+                Ending::Failed
+            });
+        }
         let mut jobs = Vec::new();
         for id in self.ids.iter().copied().map(JobId) {
             let state = store.cancel(id).await?;
-            jobs.push(Cancelled { id, state });
+            jobs.push(Now { id, state });
         }
         if self.json {
             print::json(&jobs)?;
@@ -131,11 +218,7 @@ impl Jobs {
                 }
                 Command::Show(show) => {
                     let Some(job) = store.job_show(JobId(show.id)).await? else {
-                        return Err(Misuse(format!(
-                            "there is no job {}: it never was, or the history has dropped it",
-                            show.id
-                        ))
-                        .into());
+                        return Err(Misuse(no_job(JobId(show.id))).into());
                     };
                     if show.json {
                         print::line(&job)?;
@@ -144,6 +227,7 @@ impl Jobs {
                     }
                 }
                 Command::Cancel(cancel) => return cancel.cancel(&store).await,
+                Command::Retry(retry) => return retry.retry(&store).await,
             }
             Ok(Ending::Done)
         })

@@ -21,6 +21,7 @@ mod jobs;
 mod migrate;
 mod plugins;
 mod print;
+mod queue;
 mod run;
 mod status;
 
@@ -54,7 +55,11 @@ enum Command {
     Demo(demo::Demo),
     Migrate(migrate::Migrate),
     Enqueue(enqueue::Enqueue),
+    Publish(queue::Publish),
     Jobs(jobs::Jobs),
+    Pause(queue::Pause),
+    Resume(queue::Resume),
+    Topics(queue::Topics),
     Plugins(plugins::Plugins),
     Invoke(invoke::Invoke),
     Status(status::Status),
@@ -125,7 +130,11 @@ impl Cli {
             Command::Demo(command) => command.run(config),
             Command::Migrate(command) => command.run(&config),
             Command::Enqueue(command) => command.run(&config),
+            Command::Publish(command) => command.run(&config),
             Command::Jobs(command) => command.run(&config),
+            Command::Pause(command) => command.run(&config),
+            Command::Resume(command) => command.run(&config),
+            Command::Topics(command) => command.run(&config),
             Command::Plugins(command) => command.run(&config),
             Command::Invoke(command) => command.run(&config),
             Command::Status(command) => command.run(&config),

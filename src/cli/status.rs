@@ -63,7 +63,9 @@ impl Status {
                     line.running.to_string(),
                     line.oldest_due_seconds
                         .map_or_else(String::new, |seconds| format!("{seconds:.1} s")),
-                    if line.served {
+                    if line.paused {
+                        "paused: see `piecework resume`".to_owned()
+                    } else if line.served {
                         String::new()
                     } else {
                         "waiting for a plugin: no live runner serves it".to_owned()

@@ -120,7 +120,7 @@ pub(super) async fn report_progress(shared: Arc<Shared>) {
     }
 }
 
-/// Makes history partitions ahead and forgets old runners.
+/// Makes history partitions ahead, forgets old runners and unique keys whose time is over.
 pub(super) async fn keep_house(shared: Arc<Shared>) {
     loop {
         match shared.store.make_history_partitions().await {
@@ -132,6 +132,9 @@ pub(super) async fn keep_house(shared: Arc<Shared>) {
         }
         if let Err(error) = shared.store.prune_runners().await {
             tracing::warn!(%error, "old runners could not be forgotten");
+        }
+        if let Err(error) = shared.store.forget_windows().await {
+            tracing::warn!(%error, "unique keys whose time is over could not be forgotten");
         }
         sleep(Duration::from_secs(3600).mul_f64(0.75 + fastrand::f64() / 2.0)).await;
     }

@@ -146,7 +146,10 @@ mod tests {
             due_at: None,
             priority: None,
             max_attempts: None,
+            unique_key: None,
+            unique_for: None,
             parent: None,
+            root: None,
         };
         let finish = Finish {
             id: JobId(id),

@@ -24,4 +24,13 @@ impl Store {
         self.run(sqlx::query(include_str!("sql/prune_runners.sql")))
             .await
     }
+
+    /// Forgets unique keys whose window is over.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn forget_windows(&self) -> Result<(), Error> {
+        self.run(sqlx::query(include_str!("sql/forget_windows.sql")))
+            .await
+    }
 }

@@ -22,10 +22,14 @@ pub struct NewJob {
     pub priority: Option<i32>,
     /// How often it may be tried.
     pub max_attempts: Option<i32>,
+    /// At most one pending or running job of the type has this key.
+    pub unique_key: Option<String>,
+    /// The key stays taken this long, also when its job has ended by then.
+    pub unique_for: Option<Duration>,
 }
 
 impl Store {
-    /// Enqueues one job.
+    /// Enqueues one job. With a unique key that some job has already, the answer is that job's id.
     ///
     /// # Errors
     /// [`Error::Refused`] says what is wrong with the job.
@@ -39,7 +43,9 @@ impl Store {
                     .bind(job.delay.map(|delay| delay.as_secs_f64()))
                     .bind(job.priority)
                     .bind(job.max_attempts)
-                    .bind(None::<i64>),
+                    .bind(None::<i64>)
+                    .bind(&job.unique_key)
+                    .bind(job.unique_for.map(|window| window.as_secs_f64())),
             )
             .await;
         Ok(JobId(row?.try_get("id")?))
@@ -56,5 +62,116 @@ impl Store {
         rows.iter()
             .map(|row| Ok(JobId(row.try_get("id")?)))
             .collect()
+    }
+
+    /// Enqueues a job for each job type that is subscribed to a topic; `job.job_type` is not looked at. Returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] says what is wrong with the job.
+    pub async fn publish(&self, topic: &str, job: &NewJob) -> Result<i64, Error> {
+        let row = self
+            .one(
+                sqlx::query(include_str!("sql/publish.sql"))
+                    .bind(topic)
+                    .bind(&job.payload)
+                    .bind(&job.due_at)
+                    .bind(job.delay.map(|delay| delay.as_secs_f64()))
+                    .bind(job.priority)
+                    .bind(job.max_attempts)
+                    .bind(&job.unique_key)
+                    .bind(job.unique_for.map(|window| window.as_secs_f64())),
+            )
+            .await?;
+        Ok(row.try_get("jobs")?)
+    }
+
+    /// Subscribes a job type to a topic, or with `false` unsubscribes it. Returns whether that changed anything.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for an empty or too long name.
+    pub async fn subscribe(&self, topic: &str, job_type: &str, to: bool) -> Result<bool, Error> {
+        let text = if to {
+            include_str!("sql/subscribe.sql")
+        } else {
+            include_str!("sql/unsubscribe.sql")
+        };
+        let row = self
+            .one(sqlx::query(text).bind(topic).bind(job_type))
+            .await?;
+        Ok(row.try_get("changed")?)
+    }
+
+    /// Topics and the job types that are subscribed to each, in order.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn topics(&self) -> Result<Vec<(String, String)>, Error> {
+        let rows = self
+            .all(sqlx::query(include_str!("sql/topics.sql")))
+            .await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get("topic")?, row.try_get("job_type")?)))
+            .collect()
+    }
+
+    /// Pauses a job type on all runners, or with `false` resumes it. Returns whether that changed anything.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for an empty or too long name.
+    pub async fn pause(&self, job_type: &str, to: bool) -> Result<bool, Error> {
+        let text = if to {
+            include_str!("sql/pause.sql")
+        } else {
+            include_str!("sql/resume.sql")
+        };
+        let row = self.one(sqlx::query(text).bind(job_type)).await?;
+        Ok(row.try_get("changed")?)
+    }
+
+    /// Starts a failed or cancelled job anew. Returns the state that it has from now on; `None` when there is no such job.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when another job has taken its unique key.
+    pub async fn retry(&self, id: JobId) -> Result<Option<String>, Error> {
+        let row = self
+            .one(sqlx::query(include_str!("sql/retry.sql")).bind(id.0))
+            .await?;
+        Ok(row.try_get("state")?)
+    }
+
+    /// Starts failed (or cancelled) jobs anew, all or those of one type, the oldest first. Returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for another state.
+    pub async fn retry_all(
+        &self,
+        job_type: Option<&str>,
+        state: &str,
+        most: u32,
+    ) -> Result<i64, Error> {
+        let row = self
+            .one(
+                sqlx::query(include_str!("sql/retry_all.sql"))
+                    .bind(job_type)
+                    .bind(state)
+                    .bind(i32::try_from(most).unwrap_or(i32::MAX)),
+            )
+            .await?;
+        Ok(row.try_get("started")?)
+    }
+
+    /// Cancels the job that has a unique key, and its chain. Returns how many jobs were cancelled.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn cancel_by_key(&self, job_type: &str, unique_key: &str) -> Result<i64, Error> {
+        let row = self
+            .one(
+                sqlx::query(include_str!("sql/cancel_by_key.sql"))
+                    .bind(job_type)
+                    .bind(unique_key),
+            )
+            .await?;
+        Ok(row.try_get("cancelled")?)
     }
 }

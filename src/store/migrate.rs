@@ -10,8 +10,10 @@ use super::{Demand, Error, Store};
 use crate::job::RunnerId;
 
 /// What this program knows, oldest first. A released file is never edited.
-const MIGRATIONS: [(i32, &str, &str); 1] =
-    [(1, "init", include_str!("../../migrations/0001_init.sql"))];
+const MIGRATIONS: [(i32, &str, &str); 2] = [
+    (1, "init", include_str!("../../migrations/0001_init.sql")),
+    (2, "keys", include_str!("../../migrations/0002_keys.sql")),
+];
 
 /// The same number on every host: the lock is about this queue's schema.
 const LOCK: i64 = 0x7069_6563_6577_6f72;

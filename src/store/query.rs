@@ -68,6 +68,8 @@ pub struct TypeLine {
     pub oldest_due_seconds: Option<f64>,
     /// False: no live runner has a plugin for it.
     pub served: bool,
+    /// None of them is started until it is resumed.
+    pub paused: bool,
 }
 
 /// One runner.
@@ -173,6 +175,7 @@ impl Store {
                 running: row.try_get("running")?,
                 oldest_due_seconds: row.try_get("oldest_due_seconds")?,
                 served: row.try_get("served")?,
+                paused: row.try_get("paused")?,
             })
         };
         Ok(rows.iter().map(line).collect::<Result<_, _>>()?)

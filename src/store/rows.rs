@@ -37,7 +37,7 @@ impl<'r> Decode<'r, Postgres> for Timestamp {
     }
 }
 
-/// One row of `claim.sql`.
+/// A claimed row of `round.sql`.
 pub(super) fn claimed(row: &PgRow) -> Result<Claimed, sqlx::Error> {
     let count = |name: &str| row.try_get::<i32, _>(name).map(i32::cast_unsigned);
     Ok(Claimed {
@@ -52,6 +52,7 @@ pub(super) fn claimed(row: &PgRow) -> Result<Claimed, sqlx::Error> {
         ordering_key: row.try_get("ordering_key")?,
         enqueued_at: row.try_get("enqueued_at")?,
         parent: row.try_get::<Option<i64>, _>("parent")?.map(JobId),
+        root: JobId(row.try_get("root")?),
         checkpoint: row.try_get("checkpoint")?,
     })
 }

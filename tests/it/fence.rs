@@ -148,7 +148,10 @@ fn follow_up(job: &Claimed) -> FollowUp {
         due_at: None,
         priority: Some(1),
         max_attempts: Some(2),
+        unique_key: None,
+        unique_for: None,
         parent: Some(job.id),
+        root: Some(job.root),
     }
 }
 

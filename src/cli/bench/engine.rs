@@ -241,6 +241,7 @@ fn job(payload: &str) -> Claimed {
         ordering_key: None,
         enqueued_at: Timestamp(0),
         parent: None,
+        root: JobId(1),
         checkpoint: None,
     }
 }

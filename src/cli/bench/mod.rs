@@ -388,7 +388,7 @@ fn scans_and_sorts(plan: &[String]) -> Vec<String> {
     plan.iter()
         .enumerate()
         .filter(|(at, line)| {
-            node(line).starts_with("Seq Scan")
+            (node(line).starts_with("Seq Scan") && !node(line).starts_with("Seq Scan on paused"))
                 || (node(line).starts_with("Sort")
                     && !node(line).starts_with("Sort Key")
                     && !of_the_picked(*at))

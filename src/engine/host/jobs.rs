@@ -47,8 +47,18 @@ impl HostState {
         }
         check_json(&job.payload, MAX_PAYLOAD_BYTES)
             .map_err(|error| format!("the payload is refused: {error}"))?;
-        if job.unique_key.is_some() || job.ordering_key.is_some() {
-            return Err("this version of the host offers no unique and ordering keys".into());
+        if job.ordering_key.is_some() {
+            return Err("this version of the host offers no ordering keys".into());
+        }
+        if let Some(key) = &job.unique_key
+            && (key.is_empty() || key.chars().count() > 500 || key.contains('\0'))
+        {
+            return Err("a unique key has 1 to 500 characters, none of them U+0000".into());
+        }
+        if job.unique_for.is_some_and(|seconds| {
+            seconds == 0 || seconds > 315_360_000 || job.unique_key.is_none()
+        }) {
+            return Err("unique-for is 1 second to 10 years, and needs a unique key".into());
         }
         if job.due_at.is_some() && job.delay.is_some() {
             return Err("give one of `due-at` and `delay`".into());
@@ -79,7 +89,10 @@ impl HostState {
             due_at: job.due_at,
             priority: job.priority,
             max_attempts: job.max_attempts,
+            unique_key: job.unique_key,
+            unique_for: job.unique_for,
             parent: Some(self.job),
+            root: Some(self.root),
         });
         Ok(())
     }

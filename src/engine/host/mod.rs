@@ -48,6 +48,7 @@ pub(super) struct HostState {
     stop: Arc<Stop>,
     progress: Arc<Progress>,
     job: JobId,
+    root: JobId,
     job_type: Arc<str>,
 }
 
@@ -94,6 +95,7 @@ impl HostState {
             stop: ties.stop.clone(),
             progress: ties.progress.clone(),
             job: job.id,
+            root: job.root,
             job_type: job.job_type.shared(),
         }
     }

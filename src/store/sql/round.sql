@@ -91,6 +91,8 @@ picked as materialized (
     order by j.due_at, j.id
     limit t.want
     for update skip locked) p
+  -- A handful of rows, read once.
+  where t.job_type <> all (array(select q.job_type from piecework.paused q))
   -- Nothing for a runner that was declared dead: what it claimed would be taken back at once, attempt by attempt.
   limit (select $25::int * count(*) from piecework.runner r where r.id = $26::bigint and r.state = 'live' and r.lease_until > now())
 ),
@@ -108,15 +110,16 @@ claimed as (
   -- at 500,000 rows instead of 730 to 900).
   where j.id = any (array(select id from chosen))
   returning j.id, j.claim, j.job_type, j.priority, j.due_at, j.attempt, j.max_attempts, j.payload, j.ordering_key,
-            j.enqueued_at, j.parent, j.checkpoint
+            j.enqueued_at, j.parent, coalesce(j.root, j.id) as root, j.checkpoint
 )
 select false as claimed, id, claim, null::text as job_type, null::smallint as priority, null::timestamptz as due_at,
        null::int as attempt, null::int as max_attempts, null::text as payload, null::text as ordering_key,
-       null::timestamptz as enqueued_at, null::bigint as parent, null::text as checkpoint
+       null::timestamptz as enqueued_at, null::bigint as parent, null::bigint as root,
+       null::text as checkpoint
 from gone
 union all
-select false, id, claim, null, null, null, null, null, null, null, null, null, null from again
+select false, id, claim, null, null, null, null, null, null, null, null, null, null, null from again
 union all
 select true, id, claim, job_type, priority, due_at, attempt, max_attempts, payload::text, ordering_key, enqueued_at, parent,
-       checkpoint::text
+       root, checkpoint::text
 from claimed

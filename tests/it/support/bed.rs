@@ -96,6 +96,7 @@ pub(crate) fn job(payload: &str) -> Claimed {
         ordering_key: None,
         enqueued_at: Timestamp(0),
         parent: None,
+        root: JobId(1),
         checkpoint: None,
     }
 }

@@ -69,6 +69,7 @@ pub fn pass_huge(mib: usize, to: &Target, url: String) -> Value {
             priority: None,
             max_attempts: None,
             unique_key: None,
+            unique_for: None,
             ordering_key: None,
         }),
         Target::HttpBody => send("POST", url, Vec::new(), Some(text.into_bytes())),

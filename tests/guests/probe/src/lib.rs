@@ -191,6 +191,7 @@ fn enqueue(follow: Follow) -> Result<(), Failure> {
         priority: follow.priority,
         max_attempts: follow.max_attempts,
         unique_key: follow.unique_key,
+        unique_for: None,
         ordering_key: follow.ordering_key,
     };
     for _ in 0..follow.count {

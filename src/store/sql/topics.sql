@@ -1,0 +1,2 @@
+-- The subscriptions, in order.
+select s.topic, s.job_type from piecework.subscription s order by s.topic, s.job_type
