@@ -1,4 +1,4 @@
--- Unique keys, pausing, retrying, topics, and the chain that a job belongs to. Safe while runners of version 1 work: they go on
+-- Unique and ordering keys, pausing, retrying, topics, and the chain that a job belongs to. Safe while runners of version 1 work: they go on
 -- with the functions that they know, whose meaning does not change; only a pause is not heeded by them.
 
 -- Job types that nobody starts at the moment.
@@ -24,6 +24,104 @@ create table piecework.subscription (
   primary key (topic, job_type)
 );
 
+-- Ordering keys. Jobs with the same key run one after another, in the order of their ids. A keyed job is inserted `blocked`, which
+-- keeps it out of the claim index, and `fresh`: nobody has decided about it yet. So enqueueing takes no lock and runs no trigger.
+-- Runners settle fresh jobs shortly before they claim: of each key that has no unblocked job they unblock the first. When a
+-- keyed job ends, the transaction that writes its end does the same for its key. The two exclude each other by an advisory lock
+-- for each bucket of keys, which only a runner's short transaction holds. Whoever else ends a keyed job (a cancel in somebody's
+-- long transaction, say) only notes its key.
+create table piecework.key_ended (
+  ordering_key  text        not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Locks keys, for the transaction. In one order, and a bounded number of locks whatever the number of keys.
+create function piecework.lock_keys(keys text[]) returns void language sql as $$
+  select count(pg_advisory_xact_lock(1886218087, b.bucket))
+  from (select distinct (hashtextextended(k, 0) & 4095)::int as bucket from unnest(keys) k order by 1) b
+$$;
+
+-- Unblocks the first job of each of these keys that has no unblocked one. The keys are locked. A job that somebody else has
+-- locked, to cancel it perhaps, is waited for by nobody: its key is looked at again later.
+create function piecework.unblock(keys text[]) returns void language plpgsql as $$
+declare
+  heads bigint[];
+  free bigint[];
+begin
+  select array_agg(h.id) into heads
+  from unnest(keys) as k (key)
+  cross join lateral (
+    select j.id from piecework.job j where j.ordering_key = k.key order by j.id limit 1) h
+  where not exists (select from piecework.job j where j.ordering_key = k.key and not j.blocked);
+  if heads is null then
+    return;
+  end if;
+  select array_agg(f.id) into free
+  from (select j.id from piecework.job j where j.id = any (heads) and j.blocked for update skip locked) f;
+  update piecework.job j
+  -- Ahead of the low-water marks of the runners, whatever its time was.
+  set blocked = false, fresh = false, due_at = greatest(j.due_at, clock_timestamp())
+  where j.id = any (free);
+  insert into piecework.key_ended (ordering_key)
+  select j.ordering_key from piecework.job j where j.id = any (heads) and j.id <> all (coalesce(free, '{}')) and j.blocked;
+end $$;
+
+-- Decides about fresh jobs, the oldest first, and about keys whose job was ended by others; at most `most` of each. Returns how
+-- many jobs and keys that were. Key locks before row locks, and no wait for a row: a finish has rows while it waits for keys.
+create function piecework.settle(most int) returns int language plpgsql as $$
+declare
+  ids bigint[];
+  keys text[];
+  ended text[];
+begin
+  select array_agg(f.id), array_agg(distinct f.ordering_key) into ids, keys
+  from (select j.id, j.ordering_key from piecework.job j where j.fresh order by j.id limit most) f;
+  with gone as (
+    delete from piecework.key_ended e
+    where e.ctid = any (array(select t.ctid from piecework.key_ended t limit most for update skip locked))
+    returning e.ordering_key)
+  select array_agg(distinct g.ordering_key) into ended from gone g;
+  keys := coalesce(keys, '{}') || coalesce(ended, '{}');
+  if cardinality(keys) = 0 then
+    return 0;
+  end if;
+  perform piecework.lock_keys(keys);
+  update piecework.job j set fresh = false
+  where j.id = any (array(select f.id from piecework.job f where f.id = any (ids) and f.fresh for update skip locked));
+  perform piecework.unblock(array(select distinct k from unnest(keys) k));
+  return coalesce(cardinality(ids), 0) + coalesce(cardinality(ended), 0);
+end $$;
+
+-- Cancels a job, for good: whatever its handler returns later changes nothing, no follow-up of it is enqueued, and no attempt
+-- follows. A handler that runs is stopped within two seconds. Returns the state that the job has from now on: `cancelled`, or
+-- `done` or `failed` when it had ended before. Null: there is no such job (any more).
+create or replace function piecework.cancel(id bigint) returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  gone piecework.job;
+  ended text;
+begin
+  -- Waits for a finish that is just being written; whoever comes second finds the row gone.
+  delete from piecework.job j where j.id = cancel.id returning j.* into gone;
+  if found then
+    insert into piecework.job_history (
+      id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
+      payload, parent, root, failure, last_error, claim, runner, attempts, output, progress, checkpoint, trace_context)
+    values (
+      gone.id, gone.job_type, 'cancelled', gone.priority, gone.due_at, gone.attempt, gone.max_attempts, gone.unique_key,
+      gone.ordering_key, gone.enqueued_at, gone.started_at, gone.payload, gone.parent, gone.root, 'cancelled', gone.last_error,
+      gone.claim, gone.runner, gone.attempts, gone.output, gone.progress, gone.checkpoint, gone.trace_context);
+    if gone.ordering_key is not null and not gone.blocked then
+      insert into piecework.key_ended (ordering_key) values (gone.ordering_key);
+    end if;
+    if gone.state = 'running' then
+      perform pg_notify('piecework_cancel', gone.id::text);
+    end if;
+    return 'cancelled';
+  end if;
+  select h.state::text into ended from piecework.job_history h where h.id = cancel.id order by h.finished_at desc limit 1;
+  return ended;
+end $$;
+
 -- Enqueues one job and returns its id. Use it inside your own transaction: the job exists when, and only when, that commits.
 --   due_at        not before this time          } one of the two; now when neither is given
 --   delay         not before this much later    }
@@ -33,12 +131,14 @@ create table piecework.subscription (
 --   unique_key    at most one pending or running job of the type has this key: when there is one already, nothing is enqueued
 --                 and its id is returned
 --   unique_for    the key stays taken this long from now, also when its job has ended by then
+--   ordering_key  jobs with the same key, of whatever type, run one after another in the order of their ids, retries included:
+--                 none starts before the one before it is done, has failed for good or was cancelled
 -- Raises 22023 (invalid_parameter_value) with the reason when something is wrong.
 drop function piecework.enqueue(text, jsonb, timestamptz, interval, int, int, bigint);
 create function piecework.enqueue(
   job_type text, payload jsonb default '{}', due_at timestamptz default null, delay interval default null,
   priority int default 2, max_attempts int default 5, parent bigint default null,
-  unique_key text default null, unique_for interval default null
+  unique_key text default null, unique_for interval default null, ordering_key text default null
 ) returns bigint language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -74,6 +174,9 @@ begin
   if length(enqueue.unique_key) not between 1 and 500 then
     raise exception using errcode = '22023', message = 'a unique key has 1 to 500 characters';
   end if;
+  if length(enqueue.ordering_key) not between 1 and 500 then
+    raise exception using errcode = '22023', message = 'an ordering key has 1 to 500 characters';
+  end if;
   if enqueue.unique_for is not null and (enqueue.unique_key is null or enqueue.unique_for <= interval '0' or enqueue.unique_for > interval '10 years') then
     raise exception using errcode = '22023', message = 'unique_for is a time of up to 10 years, and needs a unique_key';
   end if;
@@ -87,9 +190,10 @@ begin
         return winner;
       end if;
     end if;
-    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root, unique_key)
+    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root, unique_key, ordering_key, blocked, fresh)
     values (enqueue.job_type, enqueue.payload, due, enqueue.priority, enqueue.max_attempts, enqueue.parent,
-            piecework.root_of(enqueue.parent), enqueue.unique_key)
+            piecework.root_of(enqueue.parent), enqueue.unique_key, enqueue.ordering_key,
+            enqueue.ordering_key is not null, enqueue.ordering_key is not null)
     -- Waits for a transaction that is just enqueueing the same key: it wins when it commits, this one when it rolls back.
     on conflict (job_type, unique_key) where unique_key is not null do nothing
     returning id into new_id;
@@ -136,12 +240,12 @@ $$;
 
 -- Enqueues many jobs from a JSON array and returns their ids in its order. Each element is an object with `job_type` and,
 -- as wanted, `payload`, `due_at`, `delay` (seconds), `priority`, `max_attempts`, `parent`, `unique_key`, `unique_for` (seconds),
--- which mean the same as for `enqueue`; `root` is for runners, which know it.
+-- `ordering_key`, which mean the same as for `enqueue`; `root` is for runners, which know it.
 -- All or nothing. Raises 22023 and names the element, counted from 0, when something is wrong.
 create or replace function piecework.enqueue_many(jobs jsonb) returns setof bigint language plpgsql as $$
 #variable_conflict use_column
 declare
-  known constant text[] := array['job_type', 'payload', 'due_at', 'delay', 'priority', 'max_attempts', 'parent', 'root', 'unique_key', 'unique_for'];
+  known constant text[] := array['job_type', 'payload', 'due_at', 'delay', 'priority', 'max_attempts', 'parent', 'root', 'unique_key', 'unique_for', 'ordering_key'];
   bad text;
   place bigint;
   element jsonb;
@@ -160,6 +264,7 @@ begin
           and coalesce(jsonb_typeof(element -> 'root'), 'null') in ('null', 'number')
           and coalesce(jsonb_typeof(element -> 'unique_for'), 'null') in ('null', 'number')
           and coalesce(jsonb_typeof(element -> 'unique_key'), 'null') in ('null', 'string')
+          and coalesce(jsonb_typeof(element -> 'ordering_key'), 'null') in ('null', 'string')
           and coalesce(jsonb_typeof(element -> 'due_at'), 'null') = 'null');
     bad := case
       when coalesce(jsonb_typeof(element -> 'delay'), 'null') not in ('null', 'number') then 'delay must be a number of seconds, 0 or more'
@@ -169,6 +274,7 @@ begin
       when coalesce(jsonb_typeof(element -> 'root'), 'null') not in ('null', 'number') then 'root must be the id of a job'
       when coalesce(jsonb_typeof(element -> 'unique_for'), 'null') not in ('null', 'number') then 'unique_for must be a number of seconds'
       when coalesce(jsonb_typeof(element -> 'unique_key'), 'null') not in ('null', 'string') then 'unique_key must be text'
+      when coalesce(jsonb_typeof(element -> 'ordering_key'), 'null') not in ('null', 'string') then 'ordering_key must be text'
     end;
     if bad is null then
       begin
@@ -205,6 +311,7 @@ begin
       when (e.job ->> 'root')::numeric not between -9223372036854775808 and 9223372036854775807
         or (e.job ->> 'root')::numeric <> trunc((e.job ->> 'root')::numeric) then 'root must be the id of a job'
       when length(e.job ->> 'unique_key') not between 1 and 500 then 'unique_key must have 1 to 500 characters'
+      when length(e.job ->> 'ordering_key') not between 1 and 500 then 'ordering_key must have 1 to 500 characters'
       when (e.job ->> 'unique_for')::numeric not between 0.001 and 315360000 or ((e.job -> 'unique_for') <> 'null' and coalesce(e.job -> 'unique_key', 'null') = 'null')
         then 'unique_for is a time of up to 10 years in seconds, and needs a unique_key'
     end as problem) p
@@ -227,17 +334,18 @@ begin
         priority => coalesce((element ->> 'priority')::numeric::int, 2),
         max_attempts => coalesce((element ->> 'max_attempts')::numeric::int, 5),
         parent => (element ->> 'parent')::numeric::bigint, unique_key => element ->> 'unique_key',
-        unique_for => make_interval(secs => (element ->> 'unique_for')::float8));
+        unique_for => make_interval(secs => (element ->> 'unique_for')::float8), ordering_key => element ->> 'ordering_key');
     end loop;
     return query select u.id from unnest(ids) with ordinality as u (id, n) order by u.n;
     return;
   end if;
   return query
-    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root)
+    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, ordering_key, blocked, fresh, parent, root)
     select e.job ->> 'job_type', coalesce(e.job -> 'payload', '{}'),
            coalesce((e.job ->> 'due_at')::timestamptz,
                     clock_timestamp() + make_interval(secs => coalesce((e.job ->> 'delay')::float8, 0))),
            coalesce((e.job ->> 'priority')::numeric::smallint, 2), coalesce((e.job ->> 'max_attempts')::numeric::int, 5),
+           e.job ->> 'ordering_key', e.job ->> 'ordering_key' is not null, e.job ->> 'ordering_key' is not null,
            (e.job ->> 'parent')::numeric::bigint,
            case when e.job ? 'root' then (e.job ->> 'root')::numeric::bigint else piecework.root_of((e.job ->> 'parent')::numeric::bigint) end
     from jsonb_array_elements(jobs) with ordinality as e (job, n)
@@ -294,7 +402,7 @@ begin
   end if;
   insert into piecework.job (
     id, job_type, priority, due_at, max_attempts, unique_key, ordering_key, enqueued_at, payload, parent, root, last_error,
-    attempts, output, progress, checkpoint, trace_context)
+    attempts, output, progress, checkpoint, trace_context, blocked, fresh)
   overriding system value
   values (
     old.id, old.job_type, old.priority, clock_timestamp(), old.max_attempts, old.unique_key, old.ordering_key, old.enqueued_at,
@@ -307,7 +415,9 @@ begin
              'plugin', encode(old.plugin, 'hex'), 'started_at', old.started_at, 'run_us', old.run_us, 'cpu_us', old.cpu_us,
              'fuel', old.fuel, 'peak_memory', old.peak_memory, 'http_calls', old.http_calls, 'http_bytes', old.http_bytes,
              'http_us', old.http_us)) end,
-    old.output, old.progress, old.checkpoint, old.trace_context);
+    old.output, old.progress, old.checkpoint, old.trace_context,
+    -- Its turn comes by its id again, as soon as no other job of its key is under way.
+    old.ordering_key is not null, old.ordering_key is not null);
   perform piecework.wake(array[old.job_type]);
   return 'pending';
 exception when unique_violation then
@@ -394,7 +504,8 @@ end $$;
 -- counted out: each has one.
 create function piecework.publish(
   topic text, payload jsonb default '{}', due_at timestamptz default null, delay interval default null,
-  priority int default 2, max_attempts int default 5, unique_key text default null, unique_for interval default null
+  priority int default 2, max_attempts int default 5, unique_key text default null, unique_for interval default null,
+  ordering_key text default null
 ) returns bigint language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -406,7 +517,7 @@ begin
   end if;
   for subscriber in select s.job_type from piecework.subscription s where s.topic = publish.topic order by s.job_type loop
     perform piecework.enqueue(subscriber, publish.payload, publish.due_at, publish.delay, publish.priority, publish.max_attempts,
-                              null, publish.unique_key, publish.unique_for);
+                              null, publish.unique_key, publish.unique_for, publish.ordering_key);
     jobs := jobs + 1;
   end loop;
   return jobs;
@@ -415,3 +526,8 @@ end $$;
 -- Finds the jobs of a chain. Of version 1 no job has a root, so it is empty at first; a million rows are read in a fifth of a second,
 -- for which finishes and claims wait.
 create index job_root on piecework.job (root) where root is not null;
+
+-- For ordering keys: the jobs that nobody has decided about, each key's jobs in order, and the keys that have an unblocked one.
+create index job_fresh on piecework.job (id) where fresh;
+create index job_key on piecework.job (ordering_key, id) where ordering_key is not null;
+create index job_key_open on piecework.job (ordering_key) where ordering_key is not null and not blocked;

@@ -270,6 +270,9 @@ pub struct FollowUp {
     /// Seconds from the success of the attempt during which the key stays taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_for: Option<u32>,
+    /// Jobs with the same key run one after another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ordering_key: Option<String>,
     /// The job that asked for it.
     pub parent: Option<JobId>,
     /// The first job of their chain.

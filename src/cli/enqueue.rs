@@ -38,6 +38,9 @@ pub(super) struct Enqueue {
     /// The key stays taken this long, also when its job has ended by then
     #[arg(long, value_parser = humantime::parse_duration, requires = "unique_key")]
     unique_for: Option<Duration>,
+    /// Jobs with the same key run one after another, in the order of their ids
+    #[arg(long, value_name = "KEY")]
+    ordering_key: Option<String>,
     /// Wait for the job's end, print its result, and exit 0 when it is done, 1 when it failed
     #[arg(long)]
     wait: bool,
@@ -59,6 +62,7 @@ impl Enqueue {
             max_attempts: self.max_attempts,
             unique_key: self.unique_key.clone(),
             unique_for: self.unique_for,
+            ordering_key: self.ordering_key.clone(),
         };
         block_on(async {
             let store = open(&settings).await?;

@@ -65,6 +65,7 @@ fn not_run(job: &Claimed, failure: &Failure) -> Finish {
     Finish {
         id: job.id,
         claim: job.claim,
+        ordering_key: job.ordering_key.clone(),
         verdict: verdict(None, job, failure),
         failure: Some((failure.class, failure.message.clone())),
         follow_ups: Vec::new(),
@@ -87,6 +88,7 @@ fn conclude(plugin: &Plugin, job: &Claimed, outcome: Outcome) -> Finish {
     Finish {
         id: job.id,
         claim: job.claim,
+        ordering_key: job.ordering_key.clone(),
         verdict,
         failure,
         follow_ups,

@@ -239,6 +239,9 @@ impl Dispatch {
                 self.retry = Duration::ZERO;
                 self.retry_at = None;
                 self.settle(&mut round, &cycle);
+                if cycle.unsettled {
+                    self.shared.unsettled.notify_one();
+                }
                 if let Some(error) = &cycle.claim_failed {
                     tracing::warn!(%error, "the results were written, and the claim failed");
                     self.doubt_claim();

@@ -32,6 +32,7 @@ mod attempt;
 mod checkpoints;
 mod chores;
 mod dispatch;
+mod keys;
 mod lease;
 mod marks;
 mod outbox;
@@ -71,6 +72,8 @@ struct Shared {
     doubt: Notify,
     /// Something was cancelled, or an attempt wrote in vain: look which attempts are void.
     suspicion: Notify,
+    /// There are keyed jobs to settle.
+    unsettled: Notify,
     /// Where attempts send what they want to be kept.
     checkpoints: checkpoints::Sender,
     /// LISTEN works.
@@ -182,6 +185,7 @@ impl Runner {
             wake: Notify::new(),
             doubt: Notify::new(),
             suspicion: Notify::new(),
+            unsettled: Notify::new(),
             checkpoints,
             hears: false.into(),
             doubtful: Mutex::new(None),
@@ -221,6 +225,7 @@ impl Runner {
             Box::pin(checkpoints::write(shared.clone(), saves)),
         );
         chore("cancels", Box::pin(voids::watch(shared.clone())));
+        chore("keys", Box::pin(keys::settle(shared.clone())));
         chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
         chore(
             "plugins",

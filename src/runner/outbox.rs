@@ -148,12 +148,14 @@ mod tests {
             max_attempts: None,
             unique_key: None,
             unique_for: None,
+            ordering_key: None,
             parent: None,
             root: None,
         };
         let finish = Finish {
             id: JobId(id),
             claim: ClaimToken(id),
+            ordering_key: None,
             verdict: Verdict::Done(None),
             failure: None,
             follow_ups: vec![follow_up; follow_ups],

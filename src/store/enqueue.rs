@@ -26,6 +26,8 @@ pub struct NewJob {
     pub unique_key: Option<String>,
     /// The key stays taken this long, also when its job has ended by then.
     pub unique_for: Option<Duration>,
+    /// Jobs with the same key run one after another, in the order of their ids.
+    pub ordering_key: Option<String>,
 }
 
 impl Store {
@@ -45,7 +47,8 @@ impl Store {
                     .bind(job.max_attempts)
                     .bind(None::<i64>)
                     .bind(&job.unique_key)
-                    .bind(job.unique_for.map(|window| window.as_secs_f64())),
+                    .bind(job.unique_for.map(|window| window.as_secs_f64()))
+                    .bind(&job.ordering_key),
             )
             .await;
         Ok(JobId(row?.try_get("id")?))
@@ -79,7 +82,8 @@ impl Store {
                     .bind(job.priority)
                     .bind(job.max_attempts)
                     .bind(&job.unique_key)
-                    .bind(job.unique_for.map(|window| window.as_secs_f64())),
+                    .bind(job.unique_for.map(|window| window.as_secs_f64()))
+                    .bind(&job.ordering_key),
             )
             .await?;
         Ok(row.try_get("jobs")?)

@@ -33,6 +33,8 @@ pub struct Finish {
     pub id: JobId,
     /// The fence.
     pub claim: ClaimToken,
+    /// The job's ordering key: when the job ends, the next one with the key may start.
+    pub ordering_key: Option<String>,
     /// What becomes of the job.
     pub verdict: Verdict,
     /// Why the attempt came to nothing, when it did.

@@ -19,6 +19,8 @@ pub struct Cycle {
     pub stale: Vec<(JobId, ClaimToken)>,
     /// The jobs to start, in this order.
     pub claimed: Vec<Claimed>,
+    /// There are keyed jobs to [`settle`](Store::settle).
+    pub unsettled: bool,
     /// The finishes whose rows another transaction has locked: nothing of them was written, try again later.
     pub held: Vec<(JobId, ClaimToken)>,
     /// The finishes were written, and the claim failed; should its answer only have been lost, its jobs are found by
@@ -79,7 +81,13 @@ impl Store {
     async fn claim_after(&self, mut written: Cycle, demand: Option<&Demand>) -> Cycle {
         if demand.is_some() {
             match self.try_round(&[], demand).await {
-                Ok(claim) => (written.claimed, written.took) = (claim.claimed, claim.took),
+                Ok(claim) => {
+                    written = Cycle {
+                        stale: written.stale,
+                        held: written.held,
+                        ..claim
+                    }
+                }
                 Err(error) => written.claim_failed = Some(error),
             }
         }
@@ -140,7 +148,8 @@ async fn write(
 ) -> Result<Cycle, sqlx::Error> {
     let begun = Instant::now();
     let text = include_str!("sql/round.sql");
-    let mut cycle = if finishes.iter().all(|finish| finish.follow_ups.is_empty()) {
+    let alone = |finish: &Finish| finish.follow_ups.is_empty() && finish.ordering_key.is_none();
+    let mut cycle = if finishes.iter().all(alone) {
         let rows = bind(text, finishes, demand).fetch_all(connection).await?;
         answer(finishes, &rows)?
     } else {
@@ -150,6 +159,7 @@ async fn write(
             .await?;
         let cycle = answer(finishes, &rows)?;
         enqueue_follow_ups(&mut transaction, finishes, &cycle.stale).await?;
+        unblock(&mut transaction, finishes, &cycle.stale).await?;
         transaction.commit().await?;
         cycle
     };
@@ -180,13 +190,38 @@ async fn enqueue_follow_ups(
     Ok(())
 }
 
+/// Lets the next job of each ordering key start whose job was written as ended.
+async fn unblock(
+    connection: &mut PgConnection,
+    finishes: &[Finish],
+    stale: &[(JobId, ClaimToken)],
+) -> Result<(), sqlx::Error> {
+    let mut keys: Vec<&str> = finishes
+        .iter()
+        .filter(|finish| matches!(finish.verdict, Verdict::Done(_) | Verdict::Failed))
+        .filter(|finish| !stale.contains(&(finish.id, finish.claim)))
+        .filter_map(|finish| finish.ordering_key.as_deref())
+        .collect();
+    keys.sort_unstable();
+    keys.dedup();
+    if !keys.is_empty() {
+        sqlx::query(include_str!("sql/unblock.sql"))
+            .bind(keys)
+            .fetch_all(connection)
+            .await?;
+    }
+    Ok(())
+}
+
 fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
-    let (mut written, mut claimed) = (HashSet::new(), Vec::new());
+    let (mut written, mut claimed, mut unsettled) = (HashSet::new(), Vec::new(), false);
     for row in rows {
-        if row.try_get("claimed")? {
-            claimed.push(rows::claimed(row)?);
-        } else {
-            written.insert(pair(row)?);
+        match row.try_get("claimed")? {
+            Some(true) => claimed.push(rows::claimed(row)?),
+            Some(false) => {
+                written.insert(pair(row)?);
+            }
+            None => unsettled = true,
         }
     }
     // RETURNING has no order of its own.
@@ -198,6 +233,7 @@ fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
     Ok(Cycle {
         stale,
         claimed,
+        unsettled,
         ..Cycle::default()
     })
 }

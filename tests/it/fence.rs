@@ -39,6 +39,7 @@ pub(crate) fn finish(job: &Claimed, verdict: Verdict) -> Finish {
     Finish {
         id: job.id,
         claim: job.claim,
+        ordering_key: job.ordering_key.clone(),
         verdict,
         failure,
         follow_ups: Vec::new(),
@@ -150,6 +151,7 @@ fn follow_up(job: &Claimed) -> FollowUp {
         max_attempts: Some(2),
         unique_key: None,
         unique_for: None,
+        ordering_key: None,
         parent: Some(job.id),
         root: Some(job.root),
     }

@@ -206,7 +206,7 @@ async fn follow_ups_of_a_failed_attempt_are_dropped() {
     for (member, reason) in [
         (r#""priority":7"#, "priority"),
         (r#""unique_key":"""#, "1 to 500 characters"),
-        (r#""ordering_key":"k""#, "no ordering keys"),
+        (r#""ordering_key":"""#, "an ordering key has 1 to 500"),
         (r#""due_at":"soon""#, "RFC 3339"),
         (r#""payload_text":"\"\\u0000\"""#, "U+0000"),
         (r#""delay":1,"due_at":"2040-01-01T00:00:00Z""#, "one of"),

@@ -28,6 +28,7 @@ mod lease;
 mod limits;
 mod link;
 mod migrations;
+mod ordering;
 mod plugins_folder;
 mod policy;
 mod queue;

@@ -47,13 +47,17 @@ impl HostState {
         }
         check_json(&job.payload, MAX_PAYLOAD_BYTES)
             .map_err(|error| format!("the payload is refused: {error}"))?;
-        if job.ordering_key.is_some() {
-            return Err("this version of the host offers no ordering keys".into());
-        }
-        if let Some(key) = &job.unique_key
-            && (key.is_empty() || key.chars().count() > 500 || key.contains('\0'))
-        {
-            return Err("a unique key has 1 to 500 characters, none of them U+0000".into());
+        for (name, key) in [
+            ("a unique", &job.unique_key),
+            ("an ordering", &job.ordering_key),
+        ] {
+            let fits =
+                |key: &String| !key.is_empty() && key.chars().count() <= 500 && !key.contains('\0');
+            if !key.as_ref().is_none_or(fits) {
+                return Err(format!(
+                    "{name} key has 1 to 500 characters, none of them U+0000"
+                ));
+            }
         }
         if job.unique_for.is_some_and(|seconds| {
             seconds == 0 || seconds > 315_360_000 || job.unique_key.is_none()
@@ -91,6 +95,7 @@ impl HostState {
             max_attempts: job.max_attempts,
             unique_key: job.unique_key,
             unique_for: job.unique_for,
+            ordering_key: job.ordering_key,
             parent: Some(self.job),
             root: Some(self.root),
         });

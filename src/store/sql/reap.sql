@@ -24,6 +24,11 @@ kept as (
          payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, checkpoint, trace_context
   from gone
 ),
+-- Their keys are looked at when a runner settles: this statement waits for no lock.
+ended as (
+  insert into piecework.key_ended (ordering_key)
+  select ordering_key from gone where ordering_key is not null
+),
 again as (
   update piecework.job j
   set state = 'pending', due_at = greatest(j.due_at, now()), claim = null, runner = null, started_at = null, deadline_at = null,
