@@ -31,9 +31,8 @@ create table piecework.job (
                 check (due_at > '2000-01-01 00:00:00+00' and due_at < '2200-01-01 00:00:00+00'),
   attempt       int         not null default 0 check (attempt >= 0),
   max_attempts  int         not null default 5 check (max_attempts between 1 and 100000),
-  -- Jobs that wait for an earlier job of their ordering key are blocked, and not in the claim index; fresh ones are not decided yet.
+  -- Jobs that wait for an earlier job of their ordering key are blocked, and not in the claim index.
   blocked       boolean     not null default false,
-  fresh         boolean     not null default false,
   unique_key    text        check (length(unique_key) <= 500),
   ordering_key  text        check (length(ordering_key) <= 500),
   -- Set while the job runs.

@@ -25,14 +25,14 @@ create table piecework.subscription (
 );
 
 -- Ordering keys. Jobs with the same key run one after another, in the order of their ids. A keyed job is inserted `blocked`, which
--- keeps it out of the claim index, and `fresh`: nobody has decided about it yet. So enqueueing takes no lock and runs no trigger.
--- Runners settle fresh jobs shortly before they claim: of each key that has no unblocked job they unblock the first. When a
--- keyed job ends, the transaction that writes its end does the same for its key. The two exclude each other by an advisory lock
--- for each bucket of keys, which only a runner's short transaction holds. Whoever else ends a keyed job (a cancel in somebody's
--- long transaction, say) only notes its key.
-create table piecework.key_ended (
+-- keeps it out of the claim index, and its key is noted here: so enqueueing takes no lock and runs no trigger. Runners settle the
+-- noted keys shortly before they claim: of each key that has no unblocked job they unblock the first. When a keyed job ends, the
+-- transaction that writes its end does the same for its key. The two exclude each other by an advisory lock for each bucket of
+-- keys, which only a runner's short transaction holds. Whoever else ends a keyed job (a cancel in somebody's long transaction,
+-- say) only notes its key.
+create table piecework.key_todo (
   ordering_key  text        not null
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
 -- Locks keys, for the transaction. In one order, and a bounded number of locks whatever the number of keys.
 create function piecework.lock_keys(keys text[]) returns void language sql as $$
@@ -59,36 +59,29 @@ begin
   from (select j.id from piecework.job j where j.id = any (heads) and j.blocked for update skip locked) f;
   update piecework.job j
   -- Ahead of the low-water marks of the runners, whatever its time was.
-  set blocked = false, fresh = false, due_at = greatest(j.due_at, clock_timestamp())
+  set blocked = false, due_at = greatest(j.due_at, clock_timestamp())
   where j.id = any (free);
-  insert into piecework.key_ended (ordering_key)
+  insert into piecework.key_todo (ordering_key)
   select j.ordering_key from piecework.job j where j.id = any (heads) and j.id <> all (coalesce(free, '{}')) and j.blocked;
 end $$;
 
--- Decides about fresh jobs, the oldest first, and about keys whose job was ended by others; at most `most` of each. Returns how
--- many jobs and keys that were. Key locks before row locks, and no wait for a row: a finish has rows while it waits for keys.
+-- Decides about the noted keys, at most `most` notes. Returns how many notes that were. Key locks before row locks, and no wait
+-- for a row: a finish has rows while it waits for keys.
 create function piecework.settle(most int) returns int language plpgsql as $$
 declare
-  ids bigint[];
   keys text[];
-  ended text[];
+  notes int;
 begin
-  select array_agg(f.id), array_agg(distinct f.ordering_key) into ids, keys
-  from (select j.id, j.ordering_key from piecework.job j where j.fresh order by j.id limit most) f;
   with gone as (
-    delete from piecework.key_ended e
-    where e.ctid = any (array(select t.ctid from piecework.key_ended t limit most for update skip locked))
-    returning e.ordering_key)
-  select array_agg(distinct g.ordering_key) into ended from gone g;
-  keys := coalesce(keys, '{}') || coalesce(ended, '{}');
-  if cardinality(keys) = 0 then
-    return 0;
+    delete from piecework.key_todo t
+    where t.ctid = any (array(select n.ctid from piecework.key_todo n limit most for update skip locked))
+    returning t.ordering_key)
+  select count(*), array_agg(distinct g.ordering_key) into notes, keys from gone g;
+  if notes > 0 then
+    perform piecework.lock_keys(keys);
+    perform piecework.unblock(keys);
   end if;
-  perform piecework.lock_keys(keys);
-  update piecework.job j set fresh = false
-  where j.id = any (array(select f.id from piecework.job f where f.id = any (ids) and f.fresh for update skip locked));
-  perform piecework.unblock(array(select distinct k from unnest(keys) k));
-  return coalesce(cardinality(ids), 0) + coalesce(cardinality(ended), 0);
+  return notes;
 end $$;
 
 -- Cancels a job, for good: whatever its handler returns later changes nothing, no follow-up of it is enqueued, and no attempt
@@ -111,7 +104,7 @@ begin
       gone.ordering_key, gone.enqueued_at, gone.started_at, gone.payload, gone.parent, gone.root, 'cancelled', gone.last_error,
       gone.claim, gone.runner, gone.attempts, gone.output, gone.progress, gone.checkpoint, gone.trace_context);
     if gone.ordering_key is not null and not gone.blocked then
-      insert into piecework.key_ended (ordering_key) values (gone.ordering_key);
+      insert into piecework.key_todo (ordering_key) values (gone.ordering_key);
     end if;
     if gone.state = 'running' then
       perform pg_notify('piecework_cancel', gone.id::text);
@@ -190,10 +183,10 @@ begin
         return winner;
       end if;
     end if;
-    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root, unique_key, ordering_key, blocked, fresh)
+    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root, unique_key, ordering_key, blocked)
     values (enqueue.job_type, enqueue.payload, due, enqueue.priority, enqueue.max_attempts, enqueue.parent,
             piecework.root_of(enqueue.parent), enqueue.unique_key, enqueue.ordering_key,
-            enqueue.ordering_key is not null, enqueue.ordering_key is not null)
+            enqueue.ordering_key is not null)
     -- Waits for a transaction that is just enqueueing the same key: it wins when it commits, this one when it rolls back.
     on conflict (job_type, unique_key) where unique_key is not null do nothing
     returning id into new_id;
@@ -222,6 +215,9 @@ begin
       where w.job_type = enqueue.job_type and w.unique_key = enqueue.unique_key;
       return winner;
     end if;
+  end if;
+  if enqueue.ordering_key is not null then
+    insert into piecework.key_todo (ordering_key) values (enqueue.ordering_key);
   end if;
   -- A sleeping runner looks at the table every few seconds anyway: a job due later than that needs no wake-up.
   if due < clock_timestamp() + interval '10 seconds' then
@@ -339,13 +335,15 @@ begin
     return query select u.id from unnest(ids) with ordinality as u (id, n) order by u.n;
     return;
   end if;
+  insert into piecework.key_todo (ordering_key)
+  select distinct e.job ->> 'ordering_key' from jsonb_array_elements(jobs) as e (job) where e.job ->> 'ordering_key' is not null;
   return query
-    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, ordering_key, blocked, fresh, parent, root)
+    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, ordering_key, blocked, parent, root)
     select e.job ->> 'job_type', coalesce(e.job -> 'payload', '{}'),
            coalesce((e.job ->> 'due_at')::timestamptz,
                     clock_timestamp() + make_interval(secs => coalesce((e.job ->> 'delay')::float8, 0))),
            coalesce((e.job ->> 'priority')::numeric::smallint, 2), coalesce((e.job ->> 'max_attempts')::numeric::int, 5),
-           e.job ->> 'ordering_key', e.job ->> 'ordering_key' is not null, e.job ->> 'ordering_key' is not null,
+           e.job ->> 'ordering_key', e.job ->> 'ordering_key' is not null,
            (e.job ->> 'parent')::numeric::bigint,
            case when e.job ? 'root' then (e.job ->> 'root')::numeric::bigint else piecework.root_of((e.job ->> 'parent')::numeric::bigint) end
     from jsonb_array_elements(jobs) with ordinality as e (job, n)
@@ -402,7 +400,7 @@ begin
   end if;
   insert into piecework.job (
     id, job_type, priority, due_at, max_attempts, unique_key, ordering_key, enqueued_at, payload, parent, root, last_error,
-    attempts, output, progress, checkpoint, trace_context, blocked, fresh)
+    attempts, output, progress, checkpoint, trace_context, blocked)
   overriding system value
   values (
     old.id, old.job_type, old.priority, clock_timestamp(), old.max_attempts, old.unique_key, old.ordering_key, old.enqueued_at,
@@ -417,7 +415,10 @@ begin
              'http_us', old.http_us)) end,
     old.output, old.progress, old.checkpoint, old.trace_context,
     -- Its turn comes by its id again, as soon as no other job of its key is under way.
-    old.ordering_key is not null, old.ordering_key is not null);
+    old.ordering_key is not null);
+  if old.ordering_key is not null then
+    insert into piecework.key_todo (ordering_key) values (old.ordering_key);
+  end if;
   perform piecework.wake(array[old.job_type]);
   return 'pending';
 exception when unique_violation then
@@ -527,7 +528,6 @@ end $$;
 -- for which finishes and claims wait.
 create index job_root on piecework.job (root) where root is not null;
 
--- For ordering keys: the jobs that nobody has decided about, each key's jobs in order, and the keys that have an unblocked one.
-create index job_fresh on piecework.job (id) where fresh;
+-- For ordering keys: each key's jobs in order, and the keys that have an unblocked one.
 create index job_key on piecework.job (ordering_key, id) where ordering_key is not null;
 create index job_key_open on piecework.job (ordering_key) where ordering_key is not null and not blocked;

@@ -13,7 +13,7 @@ async fn a_job_has_the_documented_defaults() {
         .unwrap();
     let id: i64 = row.get("id");
     let row = sqlx::query(
-        "select state::text as state, priority, attempt, max_attempts, payload::text as payload, due_at <= clock_timestamp() as due, blocked or fresh as held
+        "select state::text as state, priority, attempt, max_attempts, payload::text as payload, due_at <= clock_timestamp() as due, blocked as held
          from piecework.job where id = $1",
     )
     .bind(id)

@@ -26,7 +26,7 @@ kept as (
 ),
 -- Their keys are looked at when a runner settles: this statement waits for no lock.
 ended as (
-  insert into piecework.key_ended (ordering_key)
+  insert into piecework.key_todo (ordering_key)
   select ordering_key from gone where ordering_key is not null
 ),
 again as (

@@ -19,7 +19,7 @@
 -- Rows with `claimed` false: what was written. A pair (id, claim) that is missing was stale (its claim is not the row's any
 -- more) and nothing of it was written. Rows with `claimed` true: the jobs to run, in no order.
 --
--- A row with `claimed` null, only where a claim was asked for: there are keyed jobs that nobody has decided about (see settle.sql).
+-- A row with `claimed` null, only where a claim was asked for: there are ordering keys to settle (see settle.sql).
 --
 -- One statement, since each round trip wakes two processes: with a transaction around two statements a runner of 64 slots
 -- spent half of its time waiting for those.
@@ -127,4 +127,4 @@ select true, id, claim, job_type, priority, due_at, attempt, max_attempts, paylo
 from claimed
 union all
 select null, null, null, null, null, null, null, null, null, null, null, null, null, null
-where $25::int > 0 and (exists (select from piecework.job j where j.fresh) or exists (select from piecework.key_ended))
+where $25::int > 0 and exists (select from piecework.key_todo)

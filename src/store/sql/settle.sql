@@ -1,2 +1,3 @@
--- Decides about keyed jobs that are new or whose predecessor somebody ended: $1 int most at once. Returns how many that were.
+-- Decides about the ordering keys that were noted, since a job of theirs is new or was ended by others: $1 int most notes at once.
+-- Returns how many notes that were.
 select piecework.settle($1::int) as settled
