@@ -41,19 +41,24 @@ create function piecework.lock_keys(keys text[]) returns void language sql as $$
 $$;
 
 -- Unblocks the first job of each of these keys that has no unblocked one. The keys are locked. A job that somebody else has
--- locked, to cancel it perhaps, is waited for by nobody: its key is looked at again later.
-create function piecework.unblock(keys text[]) returns void language plpgsql as $$
+-- locked, to cancel it perhaps, is waited for by nobody: its key is looked at again later. Returns how many keys that were.
+create function piecework.unblock(keys text[]) returns int language plpgsql as $$
 declare
   heads bigint[];
   free bigint[];
+  put_off int;
 begin
+  -- The limits keep the looks at the two indexes apart, key by key: as a NOT EXISTS it became a join that compared each key
+  -- with each unblocked job (0.9 s for 2,000 keys and 9,500 jobs, in place of 10 ms).
   select array_agg(h.id) into heads
   from unnest(keys) as k (key)
   cross join lateral (
     select j.id from piecework.job j where j.ordering_key = k.key order by j.id limit 1) h
-  where not exists (select from piecework.job j where j.ordering_key = k.key and not j.blocked);
+  left join lateral (
+    select true as taken from piecework.job j where j.ordering_key = k.key and not j.blocked limit 1) o on true
+  where o.taken is null;
   if heads is null then
-    return;
+    return 0;
   end if;
   select array_agg(f.id) into free
   from (select j.id from piecework.job j where j.id = any (heads) and j.blocked for update skip locked) f;
@@ -61,11 +66,19 @@ begin
   -- Ahead of the low-water marks of the runners, whatever its time was.
   set blocked = false, due_at = greatest(j.due_at, clock_timestamp())
   where j.id = any (free);
+  -- Others may be the only ones who serve them, and asleep.
+  perform piecework.wake(array(select distinct j.job_type from piecework.job j where j.id = any (free)));
+  if cardinality(free) = cardinality(heads) then
+    return 0;
+  end if;
   insert into piecework.key_todo (ordering_key)
-  select j.ordering_key from piecework.job j where j.id = any (heads) and j.id <> all (coalesce(free, '{}')) and j.blocked;
+  select j.ordering_key from piecework.job j where j.id = any (heads) and j.blocked;
+  get diagnostics put_off = row_count;
+  return put_off;
 end $$;
 
--- Decides about the noted keys, at most `most` notes. Returns how many notes that were. Key locks before row locks, and no wait
+-- Decides about the noted keys, at most `most` notes. Returns how many notes were dealt with: those put off do not count, so that
+-- nobody asks again at once. Key locks before row locks, and no wait
 -- for a row: a finish has rows while it waits for keys.
 create function piecework.settle(most int) returns int language plpgsql as $$
 declare
@@ -79,7 +92,7 @@ begin
   select count(*), array_agg(distinct g.ordering_key) into notes, keys from gone g;
   if notes > 0 then
     perform piecework.lock_keys(keys);
-    perform piecework.unblock(keys);
+    notes := notes - piecework.unblock(keys);
   end if;
   return notes;
 end $$;
@@ -105,6 +118,8 @@ begin
       gone.claim, gone.runner, gone.attempts, gone.output, gone.progress, gone.checkpoint, gone.trace_context);
     if gone.ordering_key is not null and not gone.blocked then
       insert into piecework.key_todo (ordering_key) values (gone.ordering_key);
+      perform piecework.wake(array(
+        select j.job_type from piecework.job j where j.ordering_key = gone.ordering_key order by j.id limit 1));
     end if;
     if gone.state = 'running' then
       perform pg_notify('piecework_cancel', gone.id::text);
@@ -170,13 +185,18 @@ begin
   if length(enqueue.ordering_key) not between 1 and 500 then
     raise exception using errcode = '22023', message = 'an ordering key has 1 to 500 characters';
   end if;
-  if enqueue.unique_for is not null and (enqueue.unique_key is null or enqueue.unique_for <= interval '0' or enqueue.unique_for > interval '10 years') then
-    raise exception using errcode = '22023', message = 'unique_for is a time of up to 10 years, and needs a unique_key';
+  if enqueue.unique_for is not null and (enqueue.unique_key is null or enqueue.unique_for <= interval '0' or enqueue.unique_for > interval '3600 days') then
+    raise exception using errcode = '22023', message = 'unique_for is a time of up to 3600 days, and needs a unique_key';
   end if;
 
   -- A job that vanishes between two looks, because it ended, makes room: so this is tried again.
   for try in 1 .. 100 loop
-    if enqueue.unique_for is not null then
+    if enqueue.unique_key is not null then
+      select j.id into winner from piecework.job j where j.job_type = enqueue.job_type and j.unique_key = enqueue.unique_key;
+      if found then
+        return winner;
+      end if;
+      -- The window belongs to the key, whoever asks.
       select w.job_id into winner from piecework.unique_window w
       where w.job_type = enqueue.job_type and w.unique_key = enqueue.unique_key and w.until > clock_timestamp();
       if found then
@@ -185,7 +205,7 @@ begin
     end if;
     insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root, unique_key, ordering_key, blocked)
     values (enqueue.job_type, enqueue.payload, due, enqueue.priority, enqueue.max_attempts, enqueue.parent,
-            piecework.root_of(enqueue.parent), enqueue.unique_key, enqueue.ordering_key,
+            case when enqueue.parent is not null then piecework.root_of(enqueue.parent) end, enqueue.unique_key, enqueue.ordering_key,
             enqueue.ordering_key is not null)
     -- Waits for a transaction that is just enqueueing the same key: it wins when it commits, this one when it rolls back.
     on conflict (job_type, unique_key) where unique_key is not null do nothing
@@ -226,13 +246,18 @@ begin
   return new_id;
 end $$;
 
--- The first job of the chain that a job belongs to: the job itself when it follows from none. Null for null.
-create function piecework.root_of(job bigint) returns bigint language sql stable as $$
-  select case when job is null then null else coalesce(
-    (select j.root from piecework.job j where j.id = job),
-    (select h.root from piecework.job_history h where h.id = job order by h.finished_at desc limit 1),
-    job) end
-$$;
+-- The first job of the chain that a job belongs to: the job itself when it follows from none. Looks into the history, all days of
+-- it, only for a job that has ended.
+create function piecework.root_of(job bigint) returns bigint language plpgsql stable as $$
+declare
+  root bigint;
+begin
+  select coalesce(j.root, j.id) into root from piecework.job j where j.id = root_of.job;
+  if not found then
+    select coalesce(h.root, h.id) into root from piecework.job_history h where h.id = root_of.job order by h.finished_at desc limit 1;
+  end if;
+  return coalesce(root, root_of.job);
+end $$;
 
 -- Enqueues many jobs from a JSON array and returns their ids in its order. Each element is an object with `job_type` and,
 -- as wanted, `payload`, `due_at`, `delay` (seconds), `priority`, `max_attempts`, `parent`, `unique_key`, `unique_for` (seconds),
@@ -246,6 +271,7 @@ declare
   place bigint;
   element jsonb;
   ids bigint[];
+  ordered boolean;
 begin
   if jobs is null or jsonb_typeof(jobs) <> 'array' then
     raise exception using errcode = '22023', message = 'enqueue_many takes a JSON array of jobs';
@@ -308,8 +334,8 @@ begin
         or (e.job ->> 'root')::numeric <> trunc((e.job ->> 'root')::numeric) then 'root must be the id of a job'
       when length(e.job ->> 'unique_key') not between 1 and 500 then 'unique_key must have 1 to 500 characters'
       when length(e.job ->> 'ordering_key') not between 1 and 500 then 'ordering_key must have 1 to 500 characters'
-      when (e.job ->> 'unique_for')::numeric not between 0.001 and 315360000 or ((e.job -> 'unique_for') <> 'null' and coalesce(e.job -> 'unique_key', 'null') = 'null')
-        then 'unique_for is a time of up to 10 years in seconds, and needs a unique_key'
+      when (e.job ->> 'unique_for')::numeric not between 0.001 and 311040000 or ((e.job -> 'unique_for') <> 'null' and coalesce(e.job -> 'unique_key', 'null') = 'null')
+        then 'unique_for is a number of seconds up to 311040000 (3600 days), and needs a unique_key'
     end as problem) p
   where p.problem is not null
   order by e.n limit 1;
@@ -317,12 +343,13 @@ begin
     raise exception using errcode = '22023', message = bad;
   end if;
   if exists (select from jsonb_array_elements(jobs) as e (job) where coalesce(e.job -> 'unique_key', 'null') <> 'null') then
-    -- One by one, since an element may find the one before it; in the order of the keys, so that two such calls never wait for
-    -- each other in a circle.
+    -- One by one, since an element may find the one before it. In the order of the unique keys, so that two such calls never wait
+    -- for each other in a circle; with ordering keys in that of the array, which those must keep.
     ids := array_fill(null::bigint, array[jsonb_array_length(jobs)]);
+    ordered := exists (select from jsonb_array_elements(jobs) as e (job) where e.job ->> 'ordering_key' is not null);
     for element, place in
       select e.job, e.n from jsonb_array_elements(jobs) with ordinality as e (job, n)
-      order by e.job ->> 'job_type', e.job ->> 'unique_key', e.n
+      order by case when ordered then null else e.job ->> 'job_type' end, case when ordered then null else e.job ->> 'unique_key' end, e.n
     loop
       ids[place] := piecework.enqueue(
         job_type => element ->> 'job_type', payload => coalesce(element -> 'payload', '{}'),
@@ -345,7 +372,7 @@ begin
            coalesce((e.job ->> 'priority')::numeric::smallint, 2), coalesce((e.job ->> 'max_attempts')::numeric::int, 5),
            e.job ->> 'ordering_key', e.job ->> 'ordering_key' is not null,
            (e.job ->> 'parent')::numeric::bigint,
-           case when e.job ? 'root' then (e.job ->> 'root')::numeric::bigint else piecework.root_of((e.job ->> 'parent')::numeric::bigint) end
+           case when e.job ? 'root' then (e.job ->> 'root')::numeric::bigint when e.job ->> 'parent' is not null then piecework.root_of((e.job ->> 'parent')::numeric::bigint) end
     from jsonb_array_elements(jobs) with ordinality as e (job, n)
     order by e.n
     returning id;
@@ -443,7 +470,7 @@ begin
   for job in
     select h.id from piecework.job_history h
     where h.state = retry_all.state::piecework.job_state and (retry_all.job_type is null or h.job_type = retry_all.job_type)
-    order by h.id limit retry_all.most
+    order by h.id limit greatest(retry_all.most, 0)
   loop
     begin
       if piecework.retry(job) = 'pending' then
@@ -531,3 +558,27 @@ create index job_root on piecework.job (root) where root is not null;
 -- For ordering keys: each key's jobs in order, and the keys that have an unblocked one.
 create index job_key on piecework.job (ordering_key, id) where ordering_key is not null;
 create index job_key_open on piecework.job (ordering_key) where ordering_key is not null and not blocked;
+
+-- The same view with what is blocked.
+create or replace view piecework.jobs as
+  select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
+         null::timestamptz as finished_at, payload, null::jsonb as result, parent, root,
+         null::text as failure, last_error, runner, null::bytea as plugin, null::bigint as run_us, null::bigint as cpu_us,
+         null::bigint as fuel, null::bigint as peak_memory, null::int as http_calls, null::bigint as http_bytes, null::bigint as http_us,
+         attempts, output, progress, checkpoint, blocked
+  from piecework.job
+  union all
+  select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
+         finished_at, payload, result, parent, root,
+         failure, last_error, runner, plugin, run_us, cpu_us,
+         fuel, peak_memory, http_calls, http_bytes, http_us, attempts, output, progress, checkpoint, false
+  from piecework.job_history;
+
+-- Who may do what. These three work with the rights of the schema's owner, so that a role that may execute one of them needs no
+-- right to any table: it can enqueue, and nothing else. Nobody may execute anything without a grant.
+alter function piecework.enqueue(text, jsonb, timestamptz, interval, int, int, bigint, text, interval, text)
+  security definer set search_path = pg_catalog, pg_temp;
+alter function piecework.enqueue_many(jsonb) security definer set search_path = pg_catalog, pg_temp;
+alter function piecework.publish(text, jsonb, timestamptz, interval, int, int, text, interval, text)
+  security definer set search_path = pg_catalog, pg_temp;
+revoke execute on all functions in schema piecework from public;

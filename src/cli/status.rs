@@ -51,14 +51,23 @@ impl Status {
             print::table(&rows)?;
             print::line("")?;
             let mut rows = vec![
-                ["JOB TYPE", "DUE", "LATER", "RUNNING", "OLDEST DUE", ""]
-                    .map(str::to_owned)
-                    .to_vec(),
+                [
+                    "JOB TYPE",
+                    "DUE",
+                    "BLOCKED",
+                    "LATER",
+                    "RUNNING",
+                    "OLDEST DUE",
+                    "",
+                ]
+                .map(str::to_owned)
+                .to_vec(),
             ];
             rows.extend(jobs.iter().map(|line| {
                 vec![
                     print::short(&line.job_type, 40),
                     line.due.to_string(),
+                    line.blocked.to_string(),
                     line.later.to_string(),
                     line.running.to_string(),
                     line.oldest_due_seconds

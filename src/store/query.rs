@@ -60,6 +60,8 @@ pub struct TypeLine {
     pub job_type: String,
     /// Pending and due.
     pub due: i64,
+    /// Pending and due, behind an earlier job of their ordering key.
+    pub blocked: i64,
     /// Pending, for later.
     pub later: i64,
     /// Running.
@@ -171,6 +173,7 @@ impl Store {
             Ok::<_, sqlx::Error>(TypeLine {
                 job_type: row.try_get("job_type")?,
                 due: row.try_get("due")?,
+                blocked: row.try_get("blocked")?,
                 later: row.try_get("later")?,
                 running: row.try_get("running")?,
                 oldest_due_seconds: row.try_get("oldest_due_seconds")?,

@@ -60,6 +60,10 @@ impl Store {
             }
             Err(Error::Locked(_)) if !finishes.is_empty() => {
                 let held = self.locked(finishes).await?;
+                if held.is_empty() {
+                    let written = self.apart(finishes).await?;
+                    return Ok(self.claim_after(written, demand).await);
+                }
                 let free: Vec<_> = finishes
                     .iter()
                     .filter(|finish| !held.contains(&finish.id))
@@ -92,6 +96,23 @@ impl Store {
             }
         }
         written
+    }
+
+    /// None of the rows is locked, so what is waited for is a unique key of a follow-up that somebody is enqueueing, or an
+    /// ordering key: halves, until those that wait are alone. They are held.
+    async fn apart(&self, finishes: &[Finish]) -> Result<Cycle, Error> {
+        if let [finish] = finishes {
+            return Ok(Cycle {
+                held: vec![(finish.id, finish.claim)],
+                ..Cycle::default()
+            });
+        }
+        let (left, right) = finishes.split_at(finishes.len() / 2);
+        let mut written = Box::pin(self.round(left, None)).await?;
+        let other = Box::pin(self.round(right, None)).await?;
+        written.stale.extend(other.stale);
+        written.held.extend(other.held);
+        Ok(written)
     }
 
     /// Which of these jobs' rows are locked by other transactions.

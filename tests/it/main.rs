@@ -15,6 +15,7 @@ mod claims;
 mod cli;
 mod dev;
 mod dev_host;
+mod docs;
 mod doors;
 mod enqueue;
 mod fence;

@@ -139,6 +139,41 @@ async fn a_cancelled_job_makes_room_for_the_next_of_its_key() {
     db.drop().await;
 }
 
+/// The next job of a key is locked by somebody who thinks about cancelling it: the key waits, and nobody asks on and on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_whose_next_job_is_locked_waits_without_a_hot_loop() {
+    let db = Db::new().await;
+    let folder = Folder::with(&[("probe", "probe")]);
+    let runner = Runner::start(db.config(folder.path()), db.store.clone())
+        .await
+        .unwrap();
+    let nap = r#"{"do":"nap","ms":200}"#;
+    let ids = enqueue(&db, &[keyed("probe", nap, "k"), keyed("probe", nap, "k")]).await;
+    db.becomes(ids[0], "running").await;
+    let mut transaction = db.pool.begin().await.unwrap();
+    sqlx::query("select piecework.cancel($1)")
+        .bind(ids[1].0)
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    db.becomes(ids[0], "done").await;
+    let rounds = || {
+        runner
+            .events()
+            .rounds
+            .load(std::sync::atomic::Ordering::Relaxed)
+    };
+    let before = rounds();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    // A few polls; it was 250 a second.
+    assert!(rounds() - before < 60, "{} rounds", rounds() - before);
+    transaction.rollback().await.unwrap();
+    db.becomes(ids[1], "done").await;
+    runner.halt();
+    runner.join().await;
+    db.drop().await;
+}
+
 /// A runner of version 1 ends a keyed job without a word to anybody.
 #[tokio::test]
 async fn keys_that_stand_still_are_found() {

@@ -12,6 +12,10 @@ use super::support::db::Db;
 use super::support::guests::Folder;
 use super::support::until;
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the options are this file's own text"
+)]
 async fn enqueue(db: impl Executor<'_, Database = sqlx::Postgres>, options: &str) -> i64 {
     let call = format!("select piecework.enqueue('a', {options}) as id");
     sqlx::raw_sql(sqlx::AssertSqlSafe(call))
@@ -126,16 +130,21 @@ async fn a_key_is_free_when_its_job_ends_and_with_a_window_only_after_it() {
             .await,
         1
     );
-    for (options, reason) in [
-        ("unique_key => ''", "1 to 500 characters"),
-        ("unique_for => interval '1 hour'", "needs a unique_key"),
+    for (call, reason) in [
         (
-            "unique_key => 'k', unique_for => interval '-1 hour'",
-            "up to 10 years",
+            "select piecework.enqueue('a', unique_key => '')",
+            "1 to 500 characters",
+        ),
+        (
+            "select piecework.enqueue('a', unique_for => interval '1 hour')",
+            "needs a unique_key",
+        ),
+        (
+            "select piecework.enqueue('a', unique_key => 'k', unique_for => interval '-1 hour')",
+            "up to 3600 days",
         ),
     ] {
-        let call = format!("select piecework.enqueue('a', {options})");
-        let refusal = sqlx::raw_sql(sqlx::AssertSqlSafe(call))
+        let refusal = sqlx::raw_sql(call)
             .execute(&db.pool)
             .await
             .unwrap_err()
@@ -155,6 +164,14 @@ async fn arrays_take_keys_too_and_keep_their_order() {
     let ids = db.store.enqueue_many(jobs).await.unwrap();
     assert_eq!(ids.len(), 4);
     assert_eq!(ids[0], ids[3]);
+    // Ordering keys keep the order of the array, whatever else is in it.
+    let mixed = r#"[{"job_type": "b", "ordering_key": "o"}, {"job_type": "a", "ordering_key": "o"},
+        {"job_type": "A", "unique_key": "u"}, {"job_type": "a", "unique_key": "a", "ordering_key": "o"}]"#;
+    let mixed = db.store.enqueue_many(mixed).await.unwrap();
+    assert!(mixed.is_sorted(), "{mixed:?}");
+    for id in mixed {
+        db.store.cancel(id).await.unwrap();
+    }
     let key = "select unique_key from piecework.jobs where id = $1";
     assert_eq!(db.text(key, ids[0]).await.as_deref(), Some("z"));
     assert_eq!(db.text(key, ids[1]).await, None);
@@ -238,6 +255,42 @@ async fn cancelling_by_key_ends_a_chain_whatever_step_it_is_at() {
         .await
             > 0
     );
+    runner.halt();
+    runner.join().await;
+    db.drop().await;
+}
+
+/// Somebody enqueues a key and keeps the transaction open: the handler that wants to follow up with it waits, nobody else does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_being_enqueued_holds_up_no_other_job() {
+    let db = Db::new().await;
+    let folder = Folder::with(&[("probe", "probe")]);
+    let runner = Runner::start(db.config(folder.path()), db.store.clone())
+        .await
+        .unwrap();
+    let mut transaction = db.pool.begin().await.unwrap();
+    let theirs: i64 = sqlx::query_scalar(
+        "select piecework.enqueue('next', unique_key => 'U', delay => interval '1 hour')",
+    )
+    .fetch_one(&mut *transaction)
+    .await
+    .unwrap();
+    let follow = r#"{"do":"follow","job_type":"next","payload":{},"unique_key":"U","ms":100}"#;
+    let waits = db.enqueue("probe", follow).await;
+    let others = db
+        .enqueue_times(20, "probe", r#"{"do":"nap","ms":100}"#)
+        .await;
+    for id in &others {
+        db.becomes(*id, "done").await;
+    }
+    let more = db.enqueue("probe", r#"{"do":"ok"}"#).await;
+    db.becomes(more, "done").await;
+    assert_eq!(db.state(waits).await, "running");
+    transaction.commit().await.unwrap();
+    db.becomes(waits, "done").await;
+    let next = "select count(*) from piecework.job where job_type = 'next'";
+    assert_eq!(db.number(next).await, 1);
+    assert_eq!(db.state(JobId(theirs)).await, "pending");
     runner.halt();
     runner.join().await;
     db.drop().await;

@@ -60,6 +60,9 @@ struct Drain {
     /// How many jobs
     #[arg(long, default_value_t = 20_000)]
     jobs: u32,
+    /// Give each job one of so many ordering keys; 0 for none
+    #[arg(long, default_value_t = 0)]
+    ordering_keys: u32,
     /// Hold a snapshot open meanwhile, as a forgotten transaction does: vacuum removes nothing
     #[arg(long)]
     pin: bool,
@@ -153,7 +156,7 @@ impl Drain {
     async fn measure(&self, config: Config, store: &Store) -> anyhow::Result<()> {
         let slots = config.runner.slots;
         let begun = Instant::now();
-        fill(store, &self.common.job_type, self.jobs).await?;
+        fill(store, &self.common.job_type, self.jobs, self.ordering_keys).await?;
         let enqueued = begun.elapsed();
         store.bench_vacuum().await?;
         settle_counters().await;
@@ -207,6 +210,7 @@ impl Drain {
         if self.common.json {
             return print::json(&serde_json::json!({
                 "jobs": self.jobs, "failed": failed, "job_type": self.common.job_type, "slots": slots, "pinned": self.pin,
+                "ordering_keys": self.ordering_keys,
                 "jobs_per_second_first_tenth": round(first), "jobs_per_second_last_tenth": round(last),
                 "jobs_per_second": round(jobs_per_second), "commits_per_job": commits_per_job, "wal_bytes_per_job": round(wal_bytes_per_job),
                 "enqueued_per_second": round(jobs / enqueued.as_secs_f64()), "postgres": after.version, "settings": after.settings,
@@ -347,7 +351,7 @@ impl Claim {
     /// Mean time of a claim in milliseconds, on jobs that are enqueued and vacuumed for it.
     async fn time(&self, store: &Store, runner: crate::job::RunnerId) -> anyhow::Result<f64> {
         // Two claims of each job type and priority beforehand.
-        fill(store, "bench", (self.claims + 10) * self.batch).await?;
+        fill(store, "bench", (self.claims + 10) * self.batch, 0).await?;
         store.bench_vacuum().await?;
         let demand = demand(runner, self.batch);
         for _ in 0..10 {
@@ -420,13 +424,21 @@ fn demand(runner: crate::job::RunnerId, batch: u32) -> Demand {
     }
 }
 
-/// Enqueues `jobs` jobs in arrays of 1,000.
-pub(super) async fn fill(store: &Store, job_type: &str, jobs: u32) -> anyhow::Result<()> {
+/// Enqueues `jobs` jobs in arrays of 1,000, each with one of so many ordering keys, or none.
+pub(super) async fn fill(
+    store: &Store,
+    job_type: &str,
+    jobs: u32,
+    ordering_keys: u32,
+) -> anyhow::Result<()> {
     let mut left = jobs;
     while left > 0 {
         let some = left.min(1000);
         let array: Vec<_> = (0..some)
-            .map(|n| serde_json::json!({ "job_type": job_type, "payload": { "i": left - n } }))
+            .map(|n| {
+                let key = (ordering_keys > 0).then(|| format!("k{}", (left - n) % ordering_keys));
+                serde_json::json!({ "job_type": job_type, "payload": { "i": left - n }, "ordering_key": key })
+            })
             .collect();
         store.enqueue_many(&serde_json::to_string(&array)?).await?;
         left -= some;

@@ -60,9 +60,9 @@ impl HostState {
             }
         }
         if job.unique_for.is_some_and(|seconds| {
-            seconds == 0 || seconds > 315_360_000 || job.unique_key.is_none()
+            seconds == 0 || seconds > 311_040_000 || job.unique_key.is_none()
         }) {
-            return Err("unique-for is 1 second to 10 years, and needs a unique key".into());
+            return Err("unique-for is 1 second to 3600 days, and needs a unique key".into());
         }
         if job.due_at.is_some() && job.delay.is_some() {
             return Err("give one of `due-at` and `delay`".into());

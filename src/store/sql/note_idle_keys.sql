@@ -3,6 +3,8 @@
 insert into piecework.key_todo (ordering_key)
 select k.ordering_key
 from (select distinct j.ordering_key from piecework.job j where j.ordering_key is not null and j.blocked) k
-where not exists (select from piecework.job o where o.ordering_key = k.ordering_key and not o.blocked)
+left join lateral (
+  select true as taken from piecework.job o where o.ordering_key = k.ordering_key and not o.blocked limit 1) o on true
+where o.taken is null
 limit $1::int
 returning ordering_key
