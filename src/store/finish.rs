@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
+use super::link::Query;
 use super::round::{count, pair, whole};
 use super::{Error, Store};
 use crate::job::{ClaimToken, FailureClass, FollowUp, JobId, Usage};
@@ -130,29 +131,9 @@ impl Store {
         let query = sqlx::query(include_str!("sql/record_cancelled.sql"))
             .bind(column(finishes, |finish| finish.id.0))
             .bind(column(finishes, |finish| finish.claim.0))
-            .bind(column(finishes, |finish| finish.plugin.as_slice()))
-            .bind(column(finishes, |finish| {
-                whole(finish.usage.run.as_micros())
-            }))
-            .bind(column(finishes, |finish| {
-                whole(finish.usage.cpu.as_micros())
-            }))
-            .bind(column(finishes, |finish| {
-                finish.usage.fuel.map(|fuel| whole(fuel.into()))
-            }))
-            .bind(column(finishes, |finish| {
-                whole(finish.usage.peak_memory.into())
-            }))
-            .bind(column(finishes, |finish| {
-                finish.usage.http.map(|http| count(http.calls))
-            }))
-            .bind(column(finishes, |finish| {
-                finish.usage.http.map(|http| whole(http.bytes.into()))
-            }))
-            .bind(column(finishes, |finish| {
-                finish.usage.http.map(|http| whole(http.time.as_micros()))
-            }))
-            .bind(column(finishes, |finish| finish.output.as_deref()));
+            .bind(column(finishes, |finish| finish.plugin.as_slice()));
+        let query =
+            bind_usage(query, finishes).bind(column(finishes, |finish| finish.output.as_deref()));
         self.run(query).await
     }
 
@@ -182,6 +163,25 @@ impl Store {
         let of = |save: &Save| known.get(&save.id).copied().unwrap_or(Saved::Stale);
         Ok(saves.iter().map(of).collect())
     }
+}
+
+/// What attempts used, in the order of the statements: run and computing time, fuel, memory, HTTP calls, their bytes and time.
+pub(super) fn bind_usage<'q>(query: Query<'q>, finishes: &'q [Finish]) -> Query<'q> {
+    let used = |value: fn(&Usage) -> Option<i64>| column(finishes, |finish| value(&finish.usage));
+    query
+        .bind(used(|usage| Some(whole(usage.run.as_micros()))))
+        .bind(used(|usage| Some(whole(usage.cpu.as_micros()))))
+        .bind(used(|usage| usage.fuel.map(|fuel| whole(fuel.into()))))
+        .bind(used(|usage| Some(whole(usage.peak_memory.into()))))
+        .bind(column(finishes, |finish| {
+            finish.usage.http.map(|http| count(http.calls))
+        }))
+        .bind(used(|usage| {
+            usage.http.map(|http| whole(http.bytes.into()))
+        }))
+        .bind(used(|usage| {
+            usage.http.map(|http| whole(http.time.as_micros()))
+        }))
 }
 
 /// What became of a checkpoint.

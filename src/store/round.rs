@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{Connection, Row};
 
 use super::claim::Demand;
-use super::finish::{Finish, Verdict, column};
+use super::finish::{Finish, Verdict, bind_usage, column};
 use super::link::{Query, within};
 use super::{Error, Store, rows};
 use crate::job::{ClaimToken, Claimed, FailureClass, FollowUp, JobId};
@@ -294,7 +294,7 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
     for (job_type, limit) in demand.iter().flat_map(|demand| &demand.deadlines) {
         deadlines.insert(job_type.as_str().to_owned(), limit.as_secs_f64().into());
     }
-    sqlx::query(text)
+    let query = sqlx::query(text)
         .bind(column(finishes, |finish| finish.id.0))
         .bind(column(finishes, |finish| finish.claim.0))
         .bind(column(finishes, |finish| match finish.verdict {
@@ -315,28 +315,8 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
             finish.failure.as_ref().map(|(_, text)| text.as_str())
         }))
         .bind(column(finishes, |finish| finish.output.as_deref()))
-        .bind(column(finishes, |finish| finish.plugin.as_slice()))
-        .bind(column(finishes, |finish| {
-            whole(finish.usage.run.as_micros())
-        }))
-        .bind(column(finishes, |finish| {
-            whole(finish.usage.cpu.as_micros())
-        }))
-        .bind(column(finishes, |finish| {
-            finish.usage.fuel.map(|fuel| whole(fuel.into()))
-        }))
-        .bind(column(finishes, |finish| {
-            whole(finish.usage.peak_memory.into())
-        }))
-        .bind(column(finishes, |finish| {
-            finish.usage.http.map(|http| count(http.calls))
-        }))
-        .bind(column(finishes, |finish| {
-            finish.usage.http.map(|http| whole(http.bytes.into()))
-        }))
-        .bind(column(finishes, |finish| {
-            finish.usage.http.map(|http| whole(http.time.as_micros()))
-        }))
+        .bind(column(finishes, |finish| finish.plugin.as_slice()));
+    bind_usage(query, finishes)
         .bind(column(finishes, |finish| {
             finish.progress.as_ref().map(|(percent, message)| {
                 serde_json::json!({ "percent": percent, "message": message }).to_string()

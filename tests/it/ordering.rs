@@ -29,6 +29,15 @@ async fn enqueue(db: &Db, jobs: &[String]) -> Vec<JobId> {
     db.store.enqueue_many(&jobs).await.unwrap()
 }
 
+/// A runner with the probe, and its plugins folder.
+async fn start(db: &Db) -> (Runner, Folder) {
+    let folder = Folder::with(&[("probe", "probe")]);
+    let runner = Runner::start(db.config(folder.path()), db.store.clone())
+        .await
+        .unwrap();
+    (runner, folder)
+}
+
 async fn all_ended(db: &Db) {
     db.until(0, "select count(*) from piecework.job").await;
 }
@@ -108,10 +117,7 @@ async fn a_job_that_is_tried_again_holds_up_its_key_until_it_has_ended() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_job_makes_room_for_the_next_of_its_key() {
     let db = Db::new().await;
-    let folder = Folder::with(&[("probe", "probe")]);
-    let runner = Runner::start(db.config(folder.path()), db.store.clone())
-        .await
-        .unwrap();
+    let (runner, _folder) = start(&db).await;
     let spin = r#"{"do":"nap_forever"}"#;
     let ids = enqueue(
         &db,
@@ -143,10 +149,7 @@ async fn a_cancelled_job_makes_room_for_the_next_of_its_key() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_whose_next_job_is_locked_waits_without_a_hot_loop() {
     let db = Db::new().await;
-    let folder = Folder::with(&[("probe", "probe")]);
-    let runner = Runner::start(db.config(folder.path()), db.store.clone())
-        .await
-        .unwrap();
+    let (runner, _folder) = start(&db).await;
     let nap = r#"{"do":"nap","ms":200}"#;
     let ids = enqueue(&db, &[keyed("probe", nap, "k"), keyed("probe", nap, "k")]).await;
     db.becomes(ids[0], "running").await;

@@ -25,6 +25,12 @@ async fn enqueue(db: impl Executor<'_, Database = sqlx::Postgres>, options: &str
         .get("id")
 }
 
+/// Until a call waits for a lock.
+async fn someone_waits(db: &Db) {
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    db.until(1, waiting).await;
+}
+
 #[tokio::test]
 async fn o_23_two_enqueues_with_one_key_leave_one_job_also_when_one_rolls_back() {
     let db = Db::new().await;
@@ -34,11 +40,7 @@ async fn o_23_two_enqueues_with_one_key_leave_one_job_also_when_one_rolls_back()
     // The second waits for the first: it cannot know yet who wins.
     let pool = db.pool.clone();
     let second = tokio::spawn(async move { enqueue(&pool, key).await });
-    until("the second to wait", || async {
-        let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-        (db.number(waiting).await == 1).then_some(())
-    })
-    .await;
+    someone_waits(&db).await;
     first.commit().await.unwrap();
     assert_eq!(second.await.unwrap(), one, "the caller learns who won");
     assert_eq!(db.number("select count(*) from piecework.job").await, 1);
@@ -48,11 +50,7 @@ async fn o_23_two_enqueues_with_one_key_leave_one_job_also_when_one_rolls_back()
     let one = enqueue(&mut *first, key).await;
     let pool = db.pool.clone();
     let second = tokio::spawn(async move { enqueue(&pool, key).await });
-    until("the second to wait", || async {
-        let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-        (db.number(waiting).await == 1).then_some(())
-    })
-    .await;
+    someone_waits(&db).await;
     first.rollback().await.unwrap();
     let two = second.await.unwrap();
     assert_ne!(two, one);
