@@ -31,8 +31,9 @@ create table piecework.job (
                 check (due_at > '2000-01-01 00:00:00+00' and due_at < '2200-01-01 00:00:00+00'),
   attempt       int         not null default 0 check (attempt >= 0),
   max_attempts  int         not null default 5 check (max_attempts between 1 and 100000),
-  -- Jobs that wait for an earlier job of their ordering key are blocked, and not in the claim index.
+  -- Jobs that wait for an earlier job of their ordering key are blocked, and not in the claim index; fresh ones are not decided yet.
   blocked       boolean     not null default false,
+  fresh         boolean     not null default false,
   unique_key    text        check (length(unique_key) <= 500),
   ordering_key  text        check (length(ordering_key) <= 500),
   -- Set while the job runs.
@@ -93,14 +94,9 @@ create table piecework.job_history (
   cpu_us        bigint,
   fuel          bigint,
   peak_memory   bigint,
-  http_calls    int,
-  http_bytes    bigint,
-  http_us       bigint,
   attempts      jsonb,
   output        text,
   progress      jsonb,
-  -- Kept for jobs that did not end well: should one of them be tried again, it goes on where it was.
-  checkpoint    jsonb,
   trace_context text
 ) partition by range (finished_at);
 create index job_history_id on piecework.job_history (id);
@@ -142,14 +138,13 @@ create view piecework.jobs as
   select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
          null::timestamptz as finished_at, payload, null::jsonb as result, parent, root,
          null::text as failure, last_error, runner, null::bytea as plugin, null::bigint as run_us, null::bigint as cpu_us,
-         null::bigint as fuel, null::bigint as peak_memory, null::int as http_calls, null::bigint as http_bytes, null::bigint as http_us,
-         attempts, output, progress, checkpoint
+         null::bigint as fuel, null::bigint as peak_memory, attempts, output, progress
   from piecework.job
   union all
   select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
          finished_at, payload, result, parent, root,
          failure, last_error, runner, plugin, run_us, cpu_us,
-         fuel, peak_memory, http_calls, http_bytes, http_us, attempts, output, progress, checkpoint
+         fuel, peak_memory, attempts, output, progress
   from piecework.job_history;
 
 -- Wakes the runners that wait for these job types. A runner that is busy looks at the table by itself.
@@ -286,33 +281,6 @@ begin
     order by e.n
     returning id;
   perform piecework.wake(array(select distinct e.job ->> 'job_type' from jsonb_array_elements(jobs) as e (job)));
-end $$;
-
--- Cancels a job, for good: whatever its handler returns later changes nothing, no follow-up of it is enqueued, and no attempt
--- follows. A handler that runs is stopped within two seconds. Returns the state that the job has from now on: `cancelled`, or
--- `done` or `failed` when it had ended before. Null: there is no such job (any more).
-create function piecework.cancel(id bigint) returns text language plpgsql as $$
-declare
-  gone piecework.job;
-  ended text;
-begin
-  -- Waits for a finish that is just being written; whoever comes second finds the row gone.
-  delete from piecework.job j where j.id = cancel.id returning j.* into gone;
-  if found then
-    insert into piecework.job_history (
-      id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
-      payload, parent, root, failure, last_error, claim, runner, attempts, output, progress, checkpoint, trace_context)
-    values (
-      gone.id, gone.job_type, 'cancelled', gone.priority, gone.due_at, gone.attempt, gone.max_attempts, gone.unique_key,
-      gone.ordering_key, gone.enqueued_at, gone.started_at, gone.payload, gone.parent, gone.root, 'cancelled', gone.last_error,
-      gone.claim, gone.runner, gone.attempts, gone.output, gone.progress, gone.checkpoint, gone.trace_context);
-    if gone.state = 'running' then
-      perform pg_notify('piecework_cancel', gone.id::text);
-    end if;
-    return 'cancelled';
-  end if;
-  select h.state::text into ended from piecework.job_history h where h.id = cancel.id order by h.finished_at desc limit 1;
-  return ended;
 end $$;
 
 select piecework.make_history_partitions();

@@ -1,5 +1,15 @@
--- Unique and ordering keys, pausing, retrying, topics, and the chain that a job belongs to. Safe while runners of version 1 work: they go on
--- with the functions that they know, whose meaning does not change; only a pause is not heeded by them.
+-- Unique and ordering keys, cancelling, pausing, retrying, topics, the chain that a job belongs to, and what an attempt used of HTTP.
+-- Safe while runners of version 1 work: they go on with the functions that they know, whose meaning does not change; a pause is not
+-- heeded by them, and a key whose job they end stands still until a newer runner looks (see note_idle_keys.sql).
+
+alter table piecework.job_history
+  add column http_calls int,
+  add column http_bytes bigint,
+  add column http_us bigint,
+  -- Kept for jobs that did not end well: should one of them be tried again, it goes on where it was.
+  add column checkpoint jsonb;
+-- Keyed jobs are noted elsewhere (key_todo).
+alter table piecework.job drop column fresh;
 
 -- Job types that nobody starts at the moment.
 create table piecework.paused (
@@ -100,7 +110,7 @@ end $$;
 -- Cancels a job, for good: whatever its handler returns later changes nothing, no follow-up of it is enqueued, and no attempt
 -- follows. A handler that runs is stopped within two seconds. Returns the state that the job has from now on: `cancelled`, or
 -- `done` or `failed` when it had ended before. Null: there is no such job (any more).
-create or replace function piecework.cancel(id bigint) returns text language plpgsql as $$
+create function piecework.cancel(id bigint) returns text language plpgsql as $$
 #variable_conflict use_column
 declare
   gone piecework.job;
@@ -559,19 +569,19 @@ create index job_root on piecework.job (root) where root is not null;
 create index job_key on piecework.job (ordering_key, id) where ordering_key is not null;
 create index job_key_open on piecework.job (ordering_key) where ordering_key is not null and not blocked;
 
--- The same view with what is blocked.
+-- The same view; what is new comes last.
 create or replace view piecework.jobs as
   select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
          null::timestamptz as finished_at, payload, null::jsonb as result, parent, root,
          null::text as failure, last_error, runner, null::bytea as plugin, null::bigint as run_us, null::bigint as cpu_us,
-         null::bigint as fuel, null::bigint as peak_memory, null::int as http_calls, null::bigint as http_bytes, null::bigint as http_us,
-         attempts, output, progress, checkpoint, blocked
+         null::bigint as fuel, null::bigint as peak_memory, attempts, output, progress,
+         null::int as http_calls, null::bigint as http_bytes, null::bigint as http_us, checkpoint, blocked
   from piecework.job
   union all
   select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
          finished_at, payload, result, parent, root,
          failure, last_error, runner, plugin, run_us, cpu_us,
-         fuel, peak_memory, http_calls, http_bytes, http_us, attempts, output, progress, checkpoint, false
+         fuel, peak_memory, attempts, output, progress, http_calls, http_bytes, http_us, checkpoint, false
   from piecework.job_history;
 
 -- Who may do what. These three work with the rights of the schema's owner, so that a role that may execute one of them needs no

@@ -95,3 +95,70 @@ async fn all_work(db: &Db, mut hosts: Vec<Host>) {
         assert_eq!(host.count("runner registered"), 1);
     }
 }
+
+/// A queue of version 1 with many jobs, while statements as its runners send them go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_of_version_1_is_migrated_while_it_works() {
+    let db = Db::empty().await;
+    sqlx::raw_sql(
+        "create schema piecework;
+         create table piecework.migration (
+           version int primary key, name text not null, applied_at timestamptz not null default clock_timestamp());
+         insert into piecework.migration (version, name) values (1, 'init')",
+    )
+    .execute(&db.pool)
+    .await
+    .unwrap();
+    sqlx::raw_sql(include_str!("../../migrations/0001_init.sql"))
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    sqlx::raw_sql(
+        "insert into piecework.job (job_type, payload) select 'a', jsonb_build_object('n', n) from generate_series(1, 300000) n;
+         insert into piecework.job_history (id, job_type, state, priority, due_at, attempt, max_attempts, enqueued_at, payload)
+         select -n, 'a', 'done', 2, now(), 1, 5, now(), '{}' from generate_series(1, 100000) n",
+    )
+    .execute(&db.pool)
+    .await
+    .unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let (pool, stopped) = (db.pool.clone(), stop.clone());
+    let work = tokio::spawn(async move {
+        let mut longest = std::time::Duration::ZERO;
+        let mut moved = 0;
+        while !stopped.is_cancelled() {
+            let begun = std::time::Instant::now();
+            let done = sqlx::query(
+                "with gone as (
+                   delete from piecework.job where id = (
+                     select id from piecework.job where state = 'pending' and not blocked and job_type = 'a' and priority = 2
+                     order by due_at, id limit 1 for update skip locked)
+                   returning *)
+                 insert into piecework.job_history (id, job_type, state, priority, due_at, attempt, max_attempts, enqueued_at, payload)
+                 select id, job_type, 'done', priority, due_at, attempt, max_attempts, enqueued_at, payload from gone",
+            )
+            .execute(&pool)
+            .await
+            .unwrap();
+            sqlx::query("select piecework.enqueue_many('[{\"job_type\": \"b\"}]')")
+                .execute(&pool)
+                .await
+                .unwrap();
+            moved += done.rows_affected();
+            longest = longest.max(begun.elapsed());
+        }
+        (moved, longest)
+    });
+    let migrated = db.store.migrate().await.unwrap();
+    assert_eq!((migrated.from, migrated.to), (1, Store::known_version()));
+    stop.cancel();
+    let (moved, longest) = work.await.unwrap();
+    eprintln!("{moved} jobs ended meanwhile, the longest pair of statements took {longest:?}");
+    assert!(moved > 0);
+    // A million jobs block the others for half a second on a busy machine; this one may be busier.
+    assert!(longest < std::time::Duration::from_secs(5), "{longest:?}");
+    let all = "select (select count(*) from piecework.job where job_type = 'a') + (select count(*) from piecework.job_history)";
+    assert_eq!(db.number(all).await, 400_000);
+    db.store.check_schema().await.unwrap();
+    db.drop().await;
+}
