@@ -116,23 +116,28 @@ impl Retry {
             let state = store.retry(id).await?;
             jobs.push(Now { id, state });
         }
-        if self.json {
-            print::json(&jobs)?;
-        } else {
-            for job in &jobs {
-                let id = job.id;
-                print::line(&match job.state.as_deref() {
-                    Some("pending") => format!("job {id} is pending"),
-                    Some(state) => format!("job {id} is {state}, nothing was changed"),
-                    None => no_job(id),
-                })?;
-            }
-        }
-        let all = jobs
-            .iter()
-            .all(|job| job.state.as_deref() == Some("pending"));
-        Ok(if all { Ending::Done } else { Ending::Failed })
+        tell(&jobs, "pending", self.json)
     }
+}
+
+/// Says how the jobs stand; not all as they were to be is a no.
+fn tell(jobs: &[Now], wanted: &str, json: bool) -> anyhow::Result<Ending> {
+    if json {
+        print::json(&jobs)?;
+    } else {
+        for Now { id, state } in jobs {
+            print::line(&match state.as_deref() {
+                Some(state) if state == wanted => format!("job {id} is {state}"),
+                Some(state @ ("done" | "failed" | "cancelled")) => {
+                    format!("job {id} had ended before: it is {state}, nothing was changed")
+                }
+                Some(state) => format!("job {id} is {state}, nothing was changed"),
+                None => no_job(*id),
+            })?;
+        }
+    }
+    let all = jobs.iter().all(|job| job.state.as_deref() == Some(wanted));
+    Ok(if all { Ending::Done } else { Ending::Failed })
 }
 
 impl Cancel {
@@ -162,26 +167,7 @@ impl Cancel {
             let state = store.cancel(id).await?;
             jobs.push(Now { id, state });
         }
-        if self.json {
-            print::json(&jobs)?;
-        } else {
-            for job in &jobs {
-                let id = job.id;
-                print::line(&match job.state.as_deref() {
-                    Some("cancelled") => format!("job {id} is cancelled"),
-                    Some(state) => {
-                        format!("job {id} had ended before: it is {state}, nothing was changed")
-                    }
-                    None => {
-                        format!("there is no job {id}: it never was, or the history has dropped it")
-                    }
-                })?;
-            }
-        }
-        let all = jobs
-            .iter()
-            .all(|job| job.state.as_deref() == Some("cancelled"));
-        Ok(if all { Ending::Done } else { Ending::Failed })
+        tell(&jobs, "cancelled", self.json)
     }
 }
 

@@ -73,8 +73,7 @@ impl Ledger for Fenced {
 pub(super) async fn write(shared: Arc<Shared>, mut requests: mpsc::UnboundedReceiver<Request>) {
     let mut waiting = Vec::new();
     loop {
-        let room = AT_ONCE.saturating_sub(waiting.len()).max(1);
-        if waiting.is_empty() && requests.recv_many(&mut waiting, room).await == 0 {
+        if waiting.is_empty() && requests.recv_many(&mut waiting, AT_ONCE).await == 0 {
             return;
         }
         // One of each job at a time; an attempt that was taken over may still be asking.

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sqlx::Row;
-
 use super::{Error, Store};
 use crate::job::{Claimed, JobType, Priority, RunnerId, Timestamp};
 
@@ -41,33 +39,5 @@ impl Store {
     /// As every call to the database.
     pub async fn claim(&self, demand: &Demand) -> Result<Vec<Claimed>, Error> {
         Ok(self.round(&[], Some(demand)).await?.claimed)
-    }
-
-    /// Decides about keyed jobs that are new, or whose predecessor somebody ended, at most `most`. Returns how many.
-    ///
-    /// # Errors
-    /// As every call to the database.
-    pub async fn settle(&self, most: u32) -> Result<u32, Error> {
-        let row = self
-            .one(
-                sqlx::query(include_str!("sql/settle.sql"))
-                    .bind(i32::try_from(most).unwrap_or(i32::MAX)),
-            )
-            .await?;
-        Ok(row.try_get::<i32, _>("settled")?.unsigned_abs())
-    }
-
-    /// Notes ordering keys that stand still, for the next [`settle`](Self::settle). Returns how many.
-    ///
-    /// # Errors
-    /// As every call to the database.
-    pub async fn note_idle_keys(&self, most: u32) -> Result<usize, Error> {
-        let rows = self
-            .all(
-                sqlx::query(include_str!("sql/note_idle_keys.sql"))
-                    .bind(i32::try_from(most).unwrap_or(i32::MAX)),
-            )
-            .await?;
-        Ok(rows.len())
     }
 }

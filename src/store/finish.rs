@@ -90,18 +90,6 @@ impl Store {
             .collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Cancels a job. Returns the state that it has from now on, `cancelled` unless it had ended before; `None` when there
-    /// is no such job.
-    ///
-    /// # Errors
-    /// As every call to the database.
-    pub async fn cancel(&self, id: JobId) -> Result<Option<String>, Error> {
-        let row = self
-            .one(sqlx::query(include_str!("sql/cancel.sql")).bind(id.0))
-            .await?;
-        Ok(row.try_get("state")?)
-    }
-
     /// Which of these running attempts are void: their row is gone, or someone else's. True: their job was cancelled.
     ///
     /// # Errors
@@ -136,33 +124,6 @@ impl Store {
             bind_usage(query, finishes).bind(column(finishes, |finish| finish.output.as_deref()));
         self.run(query).await
     }
-
-    /// Writes checkpoints, each of another attempt. Returns what became of each, in their order.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] when one of the values is nothing that `jsonb` takes; then none is written.
-    pub async fn save_checkpoints(&self, saves: &[Save]) -> Result<Vec<Saved>, Error> {
-        let query = sqlx::query(include_str!("sql/save_checkpoints.sql"))
-            .bind(column(saves, |save| save.id.0))
-            .bind(column(saves, |save| save.claim.0))
-            .bind(column(saves, |save| save.name.as_str()))
-            .bind(column(saves, |save| save.json.as_str()));
-        let line = |row: &PgRow| {
-            let saved = match row.try_get("came_to")? {
-                "written" => Saved::Written,
-                _ => Saved::Locked,
-            };
-            Ok((JobId(row.try_get("id")?), saved))
-        };
-        let known: HashMap<JobId, Saved> = self
-            .all(query)
-            .await?
-            .iter()
-            .map(line)
-            .collect::<Result<_, sqlx::Error>>()?;
-        let of = |save: &Save| known.get(&save.id).copied().unwrap_or(Saved::Stale);
-        Ok(saves.iter().map(of).collect())
-    }
 }
 
 /// What attempts used, in the order of the statements: run and computing time, fuel, memory, HTTP calls, their bytes and time.
@@ -184,33 +145,9 @@ pub(super) fn bind_usage<'q>(query: Query<'q>, finishes: &'q [Finish]) -> Query<
         }))
 }
 
-/// What became of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Saved {
-    /// It is kept.
-    Written,
-    /// Another transaction has locked the job's row: nothing was written, it may be tried again.
-    Locked,
-    /// The job was cancelled or taken over.
-    Stale,
-}
-
 /// One column of the arrays of a statement.
 pub(super) fn column<'a, R, T>(rows: &'a [R], value: impl Fn(&'a R) -> T) -> Vec<T> {
     rows.iter().map(value).collect()
-}
-
-/// A checkpoint to write.
-#[derive(Clone, Debug)]
-pub struct Save {
-    /// The job.
-    pub id: JobId,
-    /// The fence.
-    pub claim: ClaimToken,
-    /// Of the checkpoint.
-    pub name: String,
-    /// JSON text.
-    pub json: String,
 }
 
 fn pairs(attempts: &[(JobId, ClaimToken)]) -> (Vec<i64>, Vec<i64>) {

@@ -9,23 +9,27 @@ use sqlx::postgres::PgConnectOptions;
 use crate::config::Database;
 
 mod bench;
+mod checkpoints;
 mod chores;
 mod claim;
 mod enqueue;
 mod finish;
+mod keys;
 mod lease;
 mod link;
 mod listen;
 mod migrate;
 mod query;
+mod queue;
 mod round;
 mod rows;
 mod scratch;
 
 pub use bench::{Counters, Pin};
+pub use checkpoints::{Save, Saved};
 pub use claim::{Demand, Pick};
 pub use enqueue::NewJob;
-pub use finish::{Ended, Finish, Save, Saved, Verdict};
+pub use finish::{Ended, Finish, Verdict};
 pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;
