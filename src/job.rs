@@ -27,7 +27,7 @@ impl fmt::Display for JobId {
 pub struct ClaimToken(pub i64);
 
 /// The id of a runner: new at every start and after every lost lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct RunnerId(pub i64);
 
@@ -138,6 +138,10 @@ pub struct Claimed {
     pub payload: String,
     /// Jobs with the same key run one after another.
     pub ordering_key: Option<String>,
+    /// Whom it is for: groups take turns.
+    pub group_key: Option<String>,
+    /// The job that runs when all jobs of this batch have ended; itself when it is that job.
+    pub batch: Option<JobId>,
     /// When the job was enqueued.
     pub enqueued_at: Timestamp,
     /// The job that this one follows from.
@@ -273,6 +277,9 @@ pub struct FollowUp {
     /// Jobs with the same key run one after another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ordering_key: Option<String>,
+    /// Whom it is for: groups take turns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group_key: Option<String>,
     /// The job that asked for it.
     pub parent: Option<JobId>,
     /// The first job of their chain.

@@ -41,6 +41,9 @@ pub(super) struct Enqueue {
     /// Jobs with the same key run one after another, in the order of their ids
     #[arg(long, value_name = "KEY")]
     ordering_key: Option<String>,
+    /// Whom the job is for (a tenant, an account): jobs of a type take turns between groups
+    #[arg(long, value_name = "KEY")]
+    group_key: Option<String>,
     /// Wait for the job's end, print its result, and exit 0 when it is done, 1 when it failed
     #[arg(long)]
     wait: bool,
@@ -63,6 +66,7 @@ impl Enqueue {
             unique_key: self.unique_key.clone(),
             unique_for: self.unique_for,
             ordering_key: self.ordering_key.clone(),
+            group_key: self.group_key.clone(),
         };
         block_on(async {
             let store = open(&settings).await?;

@@ -66,6 +66,8 @@ impl Invoke {
             max_attempts: self.max_attempts,
             payload,
             ordering_key: None,
+            group_key: None,
+            batch: None,
             enqueued_at: now(),
             parent: None,
             root: JobId(1),

@@ -144,6 +144,16 @@ layers! {
         fuel: u64 = 0;
         /// Most jobs of a job type that run at once in this process; 0 for no limit but the slots.
         concurrency: u32 = 0;
+        /// Most jobs of a job type that run at once over all runners; 0 for no limit.
+        fleet_concurrency: u32 = 0;
+        /// Most jobs with the same group key that run at once over all runners; 0 for no limit.
+        group_concurrency: u32 = 0;
+        /// Most jobs of a job type that start in any `starts_per` over all runners; 0 for no limit.
+        starts: u32 = 0;
+        /// The same for the jobs with one group key.
+        group_starts: u32 = 0;
+        /// The interval of `starts` and `group_starts`.
+        starts_per: Span = Span::secs(1);
         /// Delay after the first failed attempt.
         retry_base: Span = Span::secs(5);
         /// What each further attempt multiplies the delay by.

@@ -264,6 +264,11 @@ impl Config {
                 return fault(key, "more than 0");
             }
         }
+        if rules.starts_per.0 < Duration::from_millis(100)
+            || rules.starts_per.0 > Duration::from_secs(7 * 86_400)
+        {
+            return fault("starts_per", "100 ms to 7 days");
+        }
         if !(1.0..=1000.0).contains(&rules.retry_factor) {
             return fault("retry_factor", "1 to 1000");
         }

@@ -206,8 +206,37 @@ pub struct PluginRules {
     pub secrets: Vec<Secret>,
     /// Most jobs of one job type at once in this process.
     pub concurrency: Option<u32>,
+    /// Limits of each job type over all runners.
+    pub fleet: FleetLimits,
     /// How long retries wait.
     pub backoff: Backoff,
+}
+
+/// Limits of a job type that hold for all runners together; 0 for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FleetLimits {
+    /// Jobs that run at once.
+    pub running: u32,
+    /// Jobs of one group that run at once.
+    pub group_running: u32,
+    /// Starts in any `per`.
+    pub starts: u32,
+    /// Starts of one group in any `per`.
+    pub group_starts: u32,
+    /// The interval of the starts.
+    pub per: Duration,
+}
+
+impl FleetLimits {
+    /// Whether anything is limited.
+    pub fn any(&self) -> bool {
+        self.counts_running() || self.starts > 0 || self.group_starts > 0
+    }
+
+    /// Whether running jobs are counted.
+    pub fn counts_running(&self) -> bool {
+        self.running > 0 || self.group_running > 0
+    }
 }
 
 /// The limits of one attempt. Sizes are in bytes.
@@ -324,6 +353,13 @@ impl Config {
                 .filter_map(|name| self.opened.get(name).cloned())
                 .collect(),
             concurrency: Some(all.concurrency).filter(|limit| *limit > 0),
+            fleet: FleetLimits {
+                running: all.fleet_concurrency,
+                group_running: all.group_concurrency,
+                starts: all.starts,
+                group_starts: all.group_starts,
+                per: all.starts_per.0,
+            },
             backoff: Backoff {
                 base: all.retry_base.0,
                 factor: all.retry_factor,

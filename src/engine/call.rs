@@ -126,6 +126,7 @@ fn input(job: &Claimed) -> types::Job {
         // job 1 of another that talks to the same service.
         idempotency_key: format!("piecework-{}-{:x}", job.id, job.enqueued_at.0),
         ordering_key: job.ordering_key.clone(),
+        group_key: job.group_key.clone(),
         enqueued_at: job.enqueued_at.to_string(),
         due_at: job.due_at.to_string(),
         parent: job.parent.map(|id| id.to_string()),

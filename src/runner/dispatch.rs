@@ -12,9 +12,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::appetite::{Appetite, Shown};
 use super::attempt::{self, Ended};
+use super::demand::{Idle, View};
 use super::marks::Marks;
 use super::outbox::Outbox;
+use super::quotas::Quotas;
 use super::round::{self, Answer, Ask, Round};
+use super::shares::Shares;
 use super::slots::Slots;
 use super::{LAST_WRITES, Running, Shared};
 use crate::engine::{Progress, Stop, StopReason, Ties};
@@ -42,6 +45,9 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
         outbox: Outbox::default(),
         slots,
         marks: Marks::default(),
+        quotas: Quotas::default(),
+        shares: Shares::default(),
+        idle: Idle::default(),
         appetite: Appetite::default(),
         retry: Duration::ZERO,
         retry_at: None,
@@ -72,6 +78,9 @@ struct Dispatch {
     outbox: Outbox,
     slots: Slots,
     marks: Marks,
+    quotas: Quotas,
+    shares: Shares,
+    idle: Idle,
     appetite: Appetite,
     /// Pause after a failed round.
     retry: Duration,
@@ -159,12 +168,20 @@ impl Dispatch {
         let runner = identity.filter(|_| self.appetite.is_hungry() && self.drained_at.is_none())?;
         let at_all = self.marks.look_at_all(self.appetite.wants_all());
         let serving = self.shared.registry.serving();
-        let demand = self
-            .slots
-            .demand(runner, &serving, &self.marks, at_all, writes)?;
+        let view = View {
+            serving: &serving,
+            marks: &self.marks,
+            quotas: &self.quotas,
+            order: self.shares.order(),
+            at_all,
+            idle: self.idle,
+        };
+        let demand = view.demand(&mut self.slots, runner, writes)?;
+        let order = view.order;
         self.slots.reserve(&demand);
         Some(Ask {
             demand,
+            order,
             at_all,
             reasons: self.appetite.reasons(),
         })
@@ -184,9 +201,15 @@ impl Dispatch {
         };
         self.slots.give(&job.job_type);
         let plugin = self.shared.registry.find(&job.job_type);
-        if plugin.is_some_and(|plugin| plugin.rules.concurrency.is_some()) {
-            // It may have been full, and not asked for since.
-            self.appetite.may_have_more();
+        if let Some(plugin) = plugin {
+            let counted = plugin.rules.fleet.counts_running();
+            if counted {
+                self.quotas.ended(&job.job_type);
+            }
+            if counted || plugin.rules.concurrency.is_some() {
+                // It may have been full, and not asked for since.
+                self.appetite.may_have_more();
+            }
         }
         let finish = match ended {
             Some(ended) => ended.finish,
@@ -279,7 +302,7 @@ impl Dispatch {
     fn settle(&mut self, round: &mut Round, cycle: &Cycle) {
         let events = &self.shared.events;
         let stale: HashSet<_> = cycle.stale.iter().copied().collect();
-        let (mut done, mut failed, mut again) = (0, 0, 0);
+        let (mut done, mut failed, mut again, mut batches) = (0, 0, 0, false);
         let mut returned = Vec::new();
         self.outbox.written();
         let batch = std::mem::take(&mut round.batch);
@@ -327,6 +350,9 @@ impl Dispatch {
             if !finish.follow_ups.is_empty() {
                 self.appetite.look();
             }
+            if finish.batch.is_some() && !matches!(finish.verdict, Verdict::Again { .. }) {
+                batches = true;
+            }
             let is_again = matches!(finish.verdict, Verdict::Again { .. });
             let failure = finish.failure.as_ref().map(|(class, _)| *class);
             if let Some((class, text)) = &finish.failure {
@@ -343,6 +369,9 @@ impl Dispatch {
                 again: is_again,
                 run,
             });
+        }
+        if batches {
+            self.shared.unsettled.notify_one();
         }
         Events::count(&events.done, done);
         Events::count(&events.failed, failed);
@@ -363,9 +392,19 @@ impl Dispatch {
     async fn start(&mut self, ask: &Ask, cycle: Cycle) {
         let runner = ask.demand.runner;
         self.marks.learn(&cycle.claimed, cycle.took, ask.at_all);
+        self.shares.learn(ask.order, &cycle.claimed);
+        let more = ask.leaves_more(&cycle.claimed, &cycle.notes);
+        if !ask.demand.quotas.is_empty() && !ask.demand.picks.is_empty() {
+            let by_quota = ask.by_quota(&cycle.claimed);
+            self.idle = Idle {
+                picks: by_quota == cycle.claimed.len(),
+                quotas: by_quota == 0,
+            };
+        }
+        self.quotas.learn(cycle.notes);
         self.appetite.learn(Shown {
             found: cycle.claimed.len(),
-            more: ask.leaves_more(&cycle.claimed),
+            more,
             at_all: ask.at_all,
             reasons: ask.reasons,
             others: self.claims > 0,
@@ -440,6 +479,11 @@ impl Dispatch {
             .appetite
             .next_look()
             .filter(|_| !draining && !self.appetite.is_hungry());
+        let room = self
+            .quotas
+            .next_look()
+            // Also a hungry runner, whose types may all be full.
+            .filter(|_| !draining);
         let retry = self
             .retry_at
             .filter(|_| self.retry_at > Some(Instant::now()));
@@ -456,6 +500,10 @@ impl Dispatch {
             Some(_) = self.asides.join_next() => {}
             () = shared.wake.notified() => self.appetite.look(),
             () = until(look), if look.is_some() => self.appetite.look_by_the_clock(),
+            () = until(room), if room.is_some() => {
+                self.quotas.looked();
+                self.appetite.may_have_more();
+            }
             () = until(retry), if retry.is_some() => {}
             () = until(held), if held.is_some() && retry.is_none() => {}
             () = shared.drain.cancelled(), if !draining => {}

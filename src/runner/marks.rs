@@ -78,7 +78,8 @@ impl Marks {
         } else {
             self.looks = 0;
         }
-        for job in claimed {
+        // Groups have no marks: theirs is another index.
+        for job in claimed.iter().filter(|job| job.group_key.is_none()) {
             let place = self
                 .places
                 .entry((job.job_type.clone(), job.priority))

@@ -31,12 +31,15 @@ mod appetite;
 mod attempt;
 mod checkpoints;
 mod chores;
+mod demand;
 mod dispatch;
 mod keys;
 mod lease;
 mod marks;
 mod outbox;
+mod quotas;
 mod round;
+mod shares;
 mod slots;
 mod voids;
 

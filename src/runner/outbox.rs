@@ -149,6 +149,7 @@ mod tests {
             unique_key: None,
             unique_for: None,
             ordering_key: None,
+            group_key: None,
             parent: None,
             root: None,
         };
@@ -156,6 +157,7 @@ mod tests {
             id: JobId(id),
             claim: ClaimToken(id),
             ordering_key: None,
+            batch: None,
             verdict: Verdict::Done(None),
             failure: None,
             follow_ups: vec![follow_up; follow_ups],

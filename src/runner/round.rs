@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::outbox::Batch;
-use crate::job::{ClaimToken, Claimed, JobId, JobType};
-use crate::store::{Cycle, Demand, Ended, Error};
+use crate::job::{ClaimToken, Claimed, JobId, JobType, Priority};
+use crate::store::{Cycle, Demand, Ended, Error, Note};
 
 /// What one round is to do.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub(super) struct Round {
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) demand: Demand,
+    /// In which order it serves the priorities.
+    pub(super) order: [Priority; 4],
     /// It looks behind the marks.
     pub(super) at_all: bool,
     /// See [`super::appetite::Appetite::reasons`].
@@ -66,10 +68,34 @@ async fn explain(shared: &Shared, round: &mut Round, cycle: &mut Cycle) {
 }
 
 impl Ask {
+    /// How many of these came by quotas.
+    pub(super) fn by_quota(&self, claimed: &[Claimed]) -> usize {
+        let asked = |job: &&Claimed| {
+            let quotas = &self.demand.quotas;
+            quotas.iter().any(|quota| quota.job_type == job.job_type)
+        };
+        claimed.iter().filter(asked).count()
+    }
+
+    /// Whether a job type that was asked for by picks turns out to have groups.
+    fn reveals(&self, notes: &[(JobType, Note)]) -> bool {
+        let picked = |job_type: &JobType| {
+            let picks = &self.demand.picks;
+            picks.iter().any(|pick| &pick.job_type == job_type)
+        };
+        notes
+            .iter()
+            .any(|(job_type, note)| note.groups && picked(job_type))
+    }
+
     /// Whether there may be more of what it asked for. A job type that it did not ask for, being full, is asked for when one
     /// of its jobs ends.
-    pub(super) fn leaves_more(&self, claimed: &[Claimed]) -> bool {
-        if claimed.len() >= self.demand.total as usize {
+    pub(super) fn leaves_more(&self, claimed: &[Claimed], notes: &[(JobType, Note)]) -> bool {
+        if notes.iter().any(|(_, note)| note.more) || self.reveals(notes) {
+            return true;
+        }
+        let quotas = self.by_quota(claimed);
+        if !self.demand.picks.is_empty() && claimed.len() - quotas >= self.demand.total as usize {
             return true;
         }
         let mut counts: HashMap<&JobType, u32> = HashMap::new();

@@ -1,18 +1,12 @@
-//! Free slots, in all and by job type, and the picks that a claim makes of them. A runner claims only what it can start
+//! Free slots, in all and by job type. A runner claims only what it can start
 //! now: there is no local queue, and never more running rows in the table than slots.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::marks::Marks;
-use crate::job::{JobType, Priority, RunnerId, Timestamp};
+use crate::job::JobType;
 use crate::plugins::Plugin;
-use crate::store::{Demand, Pick};
-
-/// How much longer than its own limit a job may run before the reaper takes it for lost although its runner lives: the
-/// limit itself ends it within milliseconds, so only a fault of the host gets this far.
-const DEADLINE_MARGIN: Duration = Duration::from_secs(60);
+use crate::store::Demand;
 
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -73,47 +67,38 @@ impl Slots {
 
     /// A claim is sent.
     pub(super) fn reserve(&mut self, demand: &Demand) {
-        self.reserved += demand.total;
-        for pick in demand
-            .picks
-            .iter()
-            .filter(|pick| pick.priority == Priority::ALL[0])
-        {
-            self.by_type
-                .entry(pick.job_type.clone())
-                .or_default()
-                .reserved += pick.want;
+        self.reserved += demand.total + demand.quota_total;
+        for (job_type, want) in asked(demand) {
+            self.by_type.entry(job_type.clone()).or_default().reserved += want;
         }
     }
 
     /// A claim is back.
     pub(super) fn release(&mut self, demand: &Demand) {
-        self.reserved = self.reserved.saturating_sub(demand.total);
-        for pick in demand
-            .picks
-            .iter()
-            .filter(|pick| pick.priority == Priority::ALL[0])
-        {
-            if let Some(count) = self.by_type.get_mut(&pick.job_type) {
-                count.reserved = count.reserved.saturating_sub(pick.want);
+        self.reserved = self
+            .reserved
+            .saturating_sub(demand.total + demand.quota_total);
+        for (job_type, want) in asked(demand) {
+            if let Some(count) = self.by_type.get_mut(job_type) {
+                count.reserved = count.reserved.saturating_sub(want);
             }
         }
     }
 
-    /// What can be started by a round that writes `writes` rows; `None` when there is no slot, or no plugin.
-    pub(super) fn demand(
-        &mut self,
-        runner: RunnerId,
-        serving: &HashMap<JobType, Arc<Plugin>>,
-        marks: &Marks,
-        at_all: bool,
-        writes: usize,
-    ) -> Option<Demand> {
+    /// How many jobs a round that writes `writes` rows may claim.
+    pub(super) fn free(&self, writes: usize) -> u32 {
         let freed = u32::try_from(writes).unwrap_or(u32::MAX);
         let held = self.running + self.unwritten.saturating_sub(freed) + self.reserved;
-        let total = self.total.saturating_sub(held);
-        let mut wants: Vec<(&JobType, u32)> = Vec::new();
-        let mut deadlines = BTreeMap::new();
+        self.total.saturating_sub(held)
+    }
+
+    /// How many of each job type, where there is room for any; another type comes first each time.
+    pub(super) fn wants<'a>(
+        &mut self,
+        serving: &'a HashMap<JobType, Arc<Plugin>>,
+        total: u32,
+    ) -> Vec<(&'a JobType, &'a Plugin, u32)> {
+        let mut wants = Vec::new();
         for (job_type, plugin) in serving {
             let busy = self
                 .by_type
@@ -125,42 +110,30 @@ impl Slots {
                 .map_or(total, |limit| limit.saturating_sub(busy));
             let want = own.min(total);
             if want > 0 {
-                wants.push((job_type, want));
-                deadlines.insert(
-                    job_type.clone(),
-                    plugin.rules.limits.timeout + DEADLINE_MARGIN,
-                );
+                wants.push((job_type, &**plugin, want));
             }
         }
-        if wants.is_empty() {
-            return None;
+        wants.sort_unstable_by_key(|(job_type, ..)| *job_type);
+        self.turn = self.turn.wrapping_add(1);
+        if !wants.is_empty() {
+            let first = self.turn % wants.len();
+            wants.rotate_left(first);
         }
-        wants.sort_unstable();
-        self.turn = (self.turn + 1) % wants.len();
-        wants.rotate_left(self.turn);
-        let pick = |priority: Priority, job_type: &JobType, want: u32| Pick {
-            job_type: job_type.clone(),
-            priority,
-            want,
-            mark: if at_all {
-                (Timestamp::MIN, 0)
-            } else {
-                marks.place(job_type, priority)
-            },
-        };
-        let picks = Priority::ALL
-            .iter()
-            .flat_map(|priority| {
-                wants
-                    .iter()
-                    .map(|(job_type, want)| pick(*priority, job_type, *want))
-            })
-            .collect();
-        Some(Demand {
-            runner,
-            picks,
-            total,
-            deadlines,
-        })
+        wants
     }
+
+    /// Counts the claims.
+    pub(super) fn turn(&self) -> usize {
+        self.turn
+    }
+}
+
+/// How many of each job type a claim asks for.
+fn asked(demand: &Demand) -> BTreeMap<&JobType, u32> {
+    let picks = demand.picks.iter().map(|pick| (&pick.job_type, pick.want));
+    let quotas = demand
+        .quotas
+        .iter()
+        .map(|quota| (&quota.job_type, quota.want));
+    picks.chain(quotas).collect()
 }

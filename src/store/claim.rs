@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Error, Store};
+use super::{Error, Quota, Store};
 use crate::job::{Claimed, JobType, Priority, RunnerId, Timestamp};
 
 /// One index-ordered look at the jobs of one type and priority.
@@ -20,14 +20,20 @@ pub struct Pick {
 }
 
 /// What a runner can start now.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Demand {
     /// Who claims.
     pub runner: RunnerId,
     /// In the order in which they are to be served.
     pub picks: Vec<Pick>,
-    /// Most jobs in all.
+    /// Most jobs in all of these.
     pub total: u32,
+    /// What is wanted of job types that need more than a pick, in the order in which they are to be served.
+    pub quotas: Vec<Quota>,
+    /// Most jobs in all of those.
+    pub quota_total: u32,
+    /// Job types among the picks of which it is not known whether they have jobs with a group key.
+    pub probe: Vec<JobType>,
     /// How long after the claim a job counts as lost even though its runner lives.
     pub deadlines: BTreeMap<JobType, Duration>,
 }

@@ -28,6 +28,8 @@ pub struct NewJob {
     pub unique_for: Option<Duration>,
     /// Jobs with the same key run one after another, in the order of their ids.
     pub ordering_key: Option<String>,
+    /// Whom the job is for: jobs of a type take turns between groups.
+    pub group_key: Option<String>,
 }
 
 impl Store {
@@ -48,7 +50,8 @@ impl Store {
                     .bind(None::<i64>)
                     .bind(&job.unique_key)
                     .bind(job.unique_for.map(|window| window.as_secs_f64()))
-                    .bind(&job.ordering_key),
+                    .bind(&job.ordering_key)
+                    .bind(&job.group_key),
             )
             .await;
         Ok(JobId(row?.try_get("id")?))
@@ -83,7 +86,8 @@ impl Store {
                     .bind(job.max_attempts)
                     .bind(&job.unique_key)
                     .bind(job.unique_for.map(|window| window.as_secs_f64()))
-                    .bind(&job.ordering_key),
+                    .bind(&job.ordering_key)
+                    .bind(&job.group_key),
             )
             .await?;
         Ok(row.try_get("jobs")?)

@@ -36,6 +36,8 @@ pub struct Finish {
     pub claim: ClaimToken,
     /// The job's ordering key: when the job ends, the next one with the key may start.
     pub ordering_key: Option<String>,
+    /// The batch that the job belongs to: its last job may start when it ends.
+    pub batch: Option<JobId>,
     /// What becomes of the job.
     pub verdict: Verdict,
     /// Why the attempt came to nothing, when it did.

@@ -1,4 +1,4 @@
-//! Migrations: forward only, in one transaction that holds an advisory lock, so that many hosts may start at once.
+//! Migrations: forward only, in transactions that hold an advisory lock, so that many hosts may start at once.
 
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use super::{Demand, Error, Store};
 use crate::job::RunnerId;
 
 /// What this program knows, oldest first. A released file is never edited.
-const MIGRATIONS: [(i32, &str, &str); 2] = [
+const MIGRATIONS: [(i32, &str, &str); 3] = [
     (1, "init", include_str!("../../migrations/0001_init.sql")),
     (2, "keys", include_str!("../../migrations/0002_keys.sql")),
+    (3, "queue", include_str!("../../migrations/0003_queue.sql")),
 ];
 
 /// The same number on every host: the lock is about this queue's schema.
@@ -20,6 +21,13 @@ const LOCK: i64 = 0x7069_6563_6577_6f72;
 
 /// A migration may rewrite or index a large table; the wait for another host's migration is as long.
 const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Ends a step of a migration: what follows is done in the next transaction, so that no lock is held for long. A step but the last
+/// may be done twice, by two hosts that start together.
+const STEP: &str = "\n-- next transaction\n";
+
+/// Pause before a step is tried again that could not get a table's lock.
+const PAUSE: Duration = Duration::from_millis(300);
 
 /// What a migration came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,9 +84,7 @@ impl Store {
         // A schema of the right version that somebody has changed shows itself in the claim.
         let nothing = Demand {
             runner: RunnerId(0),
-            picks: Vec::new(),
-            total: 0,
-            deadlines: std::collections::BTreeMap::new(),
+            ..Demand::default()
         };
         self.claim(&nothing).await.map(drop)
     }
@@ -96,6 +102,40 @@ fn refuse_newer(found: i32) -> Result<(), Error> {
 }
 
 async fn migrate(connection: &mut PgConnection) -> Result<Migrated, sqlx::Error> {
+    let mut from = None;
+    let mut at = (0, 0);
+    loop {
+        match step(connection, at).await {
+            Ok(Step::Part(next)) => at = next,
+            Ok(Step::Whole { found }) => {
+                from.get_or_insert(found);
+            }
+            Ok(Step::Nothing { found }) => {
+                let from = from.unwrap_or(found);
+                return Ok(Migrated { from, to: found });
+            }
+            Err(error) if is_locked(&error) => {
+                tracing::info!("a transaction uses a table that is to be changed; trying again");
+                tokio::time::sleep(PAUSE.mul_f64(0.5 + fastrand::f64())).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What one transaction came to.
+enum Step {
+    /// A part of a version was done; the next is this one, of this version.
+    Part((i32, usize)),
+    /// A version, or in an empty database all of them, was completed.
+    Whole { found: i32 },
+    /// There is nothing left to do.
+    Nothing { found: i32 },
+}
+
+/// Does the next thing, in a transaction of its own that holds the lock: of the version `at.0` the step `at.1` is next, unless
+/// another host was faster.
+async fn step(connection: &mut PgConnection, at: (i32, usize)) -> Result<Step, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     // It has its own limit, and hosts that start together wait for each other.
     sqlx::raw_sql(
@@ -122,22 +162,48 @@ async fn migrate(connection: &mut PgConnection) -> Result<Migrated, sqlx::Error>
     )
     .execute(&mut *transaction)
     .await?;
-    let from: i32 = sqlx::query(include_str!("sql/schema_version.sql"))
+    let found: i32 = sqlx::query(include_str!("sql/schema_version.sql"))
         .fetch_one(&mut *transaction)
         .await?
         .try_get("version")?;
-    let mut to = from;
-    for (version, name, text) in MIGRATIONS {
-        if version > from {
-            sqlx::raw_sql(text).execute(&mut *transaction).await?;
-            sqlx::query("insert into piecework.migration (version, name) values ($1, $2)")
-                .bind(version)
-                .bind(name)
-                .execute(&mut *transaction)
-                .await?;
-            to = version;
+    let mut left = MIGRATIONS
+        .iter()
+        .filter(|(version, ..)| *version > found)
+        .peekable();
+    if left.peek().is_none() {
+        transaction.commit().await?;
+        return Ok(Step::Nothing { found });
+    }
+    // Whoever waits for a table makes all others wait behind it.
+    sqlx::raw_sql("set local lock_timeout = '500ms'")
+        .execute(&mut *transaction)
+        .await?;
+    for (version, name, text) in left {
+        let number = if at.0 == *version { at.1 } else { 0 };
+        let mut steps = text.split(STEP).skip(number);
+        // Nobody works in an empty database yet: there all is done at once.
+        let now = if found == 0 { usize::MAX } else { 1 };
+        for step in steps.by_ref().take(now) {
+            sqlx::raw_sql(step).execute(&mut *transaction).await?;
+        }
+        if found > 0 && steps.next().is_some() {
+            transaction.commit().await?;
+            return Ok(Step::Part((*version, number + 1)));
+        }
+        sqlx::query("insert into piecework.migration (version, name) values ($1, $2)")
+            .bind(version)
+            .bind(name)
+            .execute(&mut *transaction)
+            .await?;
+        if found > 0 {
+            break;
         }
     }
     transaction.commit().await?;
-    Ok(Migrated { from, to })
+    Ok(Step::Whole { found })
+}
+
+fn is_locked(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.as_deref() == Some("55P03")
 }

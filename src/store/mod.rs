@@ -21,6 +21,7 @@ mod listen;
 mod migrate;
 mod query;
 mod queue;
+mod quota;
 mod round;
 mod rows;
 mod scratch;
@@ -34,6 +35,7 @@ pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;
 pub use query::{JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
+pub use quota::{Known, Note, Quota};
 pub use round::Cycle;
 pub use scratch::Scratch;
 

@@ -9,8 +9,8 @@ use sqlx::{Connection, Row};
 use super::claim::Demand;
 use super::finish::{Finish, Verdict, bind_usage, column};
 use super::link::{Query, within};
-use super::{Error, Store, rows};
-use crate::job::{ClaimToken, Claimed, FailureClass, FollowUp, JobId};
+use super::{Error, Note, Store, quota, rows};
+use crate::job::{ClaimToken, Claimed, FailureClass, FollowUp, JobId, JobType};
 
 /// What one round of writing and claiming came to.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub struct Cycle {
     pub claimed: Vec<Claimed>,
     /// There are keyed jobs to [`settle`](Store::settle).
     pub unsettled: bool,
+    /// What the claim says about job types with limits over all runners, and of those that turned out to have groups.
+    pub notes: Vec<(JobType, Note)>,
     /// The finishes whose rows another transaction has locked: nothing of them was written, try again later.
     pub held: Vec<(JobId, ClaimToken)>,
     /// The finishes were written, and the claim failed; should its answer only have been lost, its jobs are found by
@@ -174,14 +176,29 @@ async fn write(
         let rows = bind(text, finishes, demand).fetch_all(connection).await?;
         answer(finishes, &rows)?
     } else {
+        // A claim under a limit makes others wait for the end of its transaction, which may itself wait for somebody's keys.
+        let limited = |demand: &&Demand| demand.quotas.iter().any(|quota| quota.limits.any());
+        let with = demand.filter(|demand| !limited(demand));
         let mut transaction = connection.begin().await?;
-        let rows = bind(text, finishes, demand)
+        let rows = bind(text, finishes, with)
             .fetch_all(&mut *transaction)
             .await?;
-        let cycle = answer(finishes, &rows)?;
+        let mut cycle = answer(finishes, &rows)?;
         enqueue_follow_ups(&mut transaction, finishes, &cycle.stale).await?;
         unblock(&mut transaction, finishes, &cycle.stale).await?;
         transaction.commit().await?;
+        if with.is_none() && demand.is_some() {
+            match bind(text, &[], demand).fetch_all(connection).await {
+                Ok(rows) => {
+                    let claim = answer(&[], &rows)?;
+                    cycle = Cycle {
+                        stale: cycle.stale,
+                        ..claim
+                    };
+                }
+                Err(error) => cycle.claim_failed = Some(error.into()),
+            }
+        }
         cycle
     };
     cycle.took = begun.elapsed();
@@ -236,13 +253,17 @@ async fn unblock(
 
 fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
     let (mut written, mut claimed, mut unsettled) = (HashSet::new(), Vec::new(), false);
+    let mut notes = Vec::new();
     for row in rows {
         match row.try_get("claimed")? {
             Some(true) => claimed.push(rows::claimed(row)?),
             Some(false) => {
                 written.insert(pair(row)?);
             }
-            None => unsettled = true,
+            None => match row.try_get("note")? {
+                Some(text) => notes.push(quota::note(row, text)?),
+                None => unsettled = true,
+            },
         }
     }
     // RETURNING has no order of its own.
@@ -255,6 +276,7 @@ fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
         stale,
         claimed,
         unsettled,
+        notes,
         ..Cycle::default()
     })
 }
@@ -290,6 +312,12 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
         Verdict::Done(_) | Verdict::Failed => (0.0, false),
     };
     let picks = demand.map_or(&[][..], |demand| &demand.picks);
+    let quotas = demand.map_or(&[][..], |demand| &demand.quotas);
+    let counted: Vec<_> = quotas
+        .iter()
+        .filter(|quota| quota.limits.counts_running())
+        .map(|quota| quota.job_type.as_str())
+        .collect();
     let mut deadlines = serde_json::Map::new();
     for (job_type, limit) in demand.iter().flat_map(|demand| &demand.deadlines) {
         deadlines.insert(job_type.as_str().to_owned(), limit.as_secs_f64().into());
@@ -340,6 +368,16 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
         .bind(serde_json::Value::Object(deadlines).to_string())
         .bind(count(demand.map_or(0, |demand| demand.total)))
         .bind(demand.map_or(0, |demand| demand.runner.0))
+        .bind(quota::wanted(quotas))
+        .bind(count(demand.map_or(0, |demand| demand.quota_total)))
+        .bind(counted)
+        .bind(
+            demand
+                .iter()
+                .flat_map(|demand| &demand.probe)
+                .map(JobType::as_str)
+                .collect::<Vec<_>>(),
+        )
 }
 
 /// What fences an attempt, from a row.

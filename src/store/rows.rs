@@ -50,6 +50,8 @@ pub(super) fn claimed(row: &PgRow) -> Result<Claimed, sqlx::Error> {
         max_attempts: count("max_attempts")?,
         payload: row.try_get("payload")?,
         ordering_key: row.try_get("ordering_key")?,
+        group_key: row.try_get("group_key")?,
+        batch: row.try_get::<Option<i64>, _>("batch")?.map(JobId),
         enqueued_at: row.try_get("enqueued_at")?,
         parent: row.try_get::<Option<i64>, _>("parent")?.map(JobId),
         root: JobId(row.try_get("root")?),

@@ -30,6 +30,7 @@ pub(crate) fn demand(runner: RunnerId, wants: &[(&str, u32)], total: u32) -> Dem
             .iter()
             .map(|(job_type, _)| (JobType::from(*job_type), Duration::from_secs(60)))
             .collect::<BTreeMap<_, _>>(),
+        ..Demand::default()
     }
 }
 
@@ -40,6 +41,7 @@ pub(crate) fn finish(job: &Claimed, verdict: Verdict) -> Finish {
         id: job.id,
         claim: job.claim,
         ordering_key: job.ordering_key.clone(),
+        batch: job.batch,
         verdict,
         failure,
         follow_ups: Vec::new(),
@@ -152,6 +154,7 @@ fn follow_up(job: &Claimed) -> FollowUp {
         unique_key: None,
         unique_for: None,
         ordering_key: None,
+        group_key: None,
         parent: Some(job.id),
         root: Some(job.root),
     }

@@ -110,5 +110,6 @@ fn demand(picks: usize) -> Demand {
             .iter()
             .map(|job_type| (job_type.clone(), Duration::from_secs(60)))
             .collect::<BTreeMap<_, _>>(),
+        ..Demand::default()
     }
 }

@@ -239,6 +239,8 @@ fn job(payload: &str) -> Claimed {
         max_attempts: 1,
         payload: payload.to_owned(),
         ordering_key: None,
+        group_key: None,
+        batch: None,
         enqueued_at: Timestamp(0),
         parent: None,
         root: JobId(1),

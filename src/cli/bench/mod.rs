@@ -421,6 +421,7 @@ fn demand(runner: crate::job::RunnerId, batch: u32) -> Demand {
             .to_vec(),
         total: batch,
         deadlines: BTreeMap::from([(job_type, Duration::from_secs(3600))]),
+        ..Demand::default()
     }
 }
 

@@ -50,6 +50,7 @@ impl HostState {
         for (name, key) in [
             ("a unique", &job.unique_key),
             ("an ordering", &job.ordering_key),
+            ("a group", &job.group_key),
         ] {
             let fits =
                 |key: &String| !key.is_empty() && key.chars().count() <= 500 && !key.contains('\0');
@@ -96,6 +97,7 @@ impl HostState {
             unique_key: job.unique_key,
             unique_for: job.unique_for,
             ordering_key: job.ordering_key,
+            group_key: job.group_key,
             parent: Some(self.job),
             root: Some(self.root),
         });

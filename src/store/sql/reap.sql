@@ -19,19 +19,23 @@ gone as (
 kept as (
   insert into piecework.job_history (
     id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
-    payload, parent, root, failure, last_error, runner, attempts, output, progress, checkpoint, trace_context)
+    payload, parent, root, failure, last_error, runner, attempts, output, progress, checkpoint, trace_context,
+    group_key, batch)
   select id, job_type, 'failed', priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
-         payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, checkpoint, trace_context
+         payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, checkpoint, trace_context,
+         group_key, batch
   from gone
 ),
--- Their keys are looked at when a runner settles: this statement waits for no lock.
+-- Their keys and batches are looked at when a runner settles: this statement waits for no lock.
 ended as (
-  insert into piecework.key_todo (ordering_key)
-  select ordering_key from gone where ordering_key is not null
+  insert into piecework.key_todo (ordering_key, batch)
+  select ordering_key, null from gone where ordering_key is not null
+  union all
+  select null, batch from gone where batch is not null and batch <> id
 ),
 again as (
   update piecework.job j
-  set state = 'pending', due_at = greatest(j.due_at, now()), claim = null, runner = null, started_at = null, deadline_at = null,
+  set state = 'pending', due_at = greatest(j.due_at, now()), group_state = case when j.group_key is not null then 2 end, claim = null, runner = null, started_at = null, deadline_at = null,
       last_error = l.error,
       attempts = case when jsonb_array_length(j.attempts) >= 20 then j.attempts - 0 else coalesce(j.attempts, '[]') end
         || jsonb_build_object('attempt', j.attempt, 'failure', 'host_lost', 'error', l.error, 'runner', j.runner, 'started_at', j.started_at)

@@ -9,8 +9,14 @@ with flag as (
 select extract(epoch from min(n.due_at) - clock_timestamp())::float8 as seconds
 from unnest($2::text[], $3::smallint[]) as t (job_type, priority)
 cross join lateral (
-  select j.due_at
+  (select j.due_at
   from piecework.job j
   where j.state = 'pending' and not j.blocked and j.job_type = t.job_type and j.priority = t.priority and j.due_at > now()
   order by j.due_at, j.id
-  limit 1) n
+  limit 1)
+  union all
+  (select j.due_at
+  from piecework.job j
+  where t.priority = 1 and j.state = 'pending' and j.group_state = 1 and j.job_type = t.job_type
+  order by j.due_at
+  limit 1)) n

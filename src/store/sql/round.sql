@@ -15,11 +15,15 @@
 --   $21 int[] most jobs of this job type, the same at each of its priorities
 --   $22 timestamptz[], $23 bigint[] low-water mark: jobs at or before (due_at, id) were claimed before
 --   $24 jsonb seconds until the deadline, by job type  $25 int most jobs in all  $26 bigint the runner, which must be alive
+-- The claim of job types that have limits of the fleet or groups (see piecework.take):
+--   $27 text what is wanted of each, JSON  $28 int most jobs in all  $29 text[] types whose running jobs count for a limit
+--   $30 text[] types of $19 of which it is not known whether they have jobs with a group
 --
 -- Rows with `claimed` false: what was written. A pair (id, claim) that is missing was stale (its claim is not the row's any
 -- more) and nothing of it was written. Rows with `claimed` true: the jobs to run, in no order.
 --
--- A row with `claimed` null, only where a claim was asked for: there are ordering keys to settle (see settle.sql).
+-- Rows with `claimed` null, only where a claim was asked for. With a note: what `take` says about a type, as JSON, or that a type
+-- of $30 has groups. Without: there are ordering keys or batches to settle (see settle.sql).
 --
 -- One statement, since each round trip wakes two processes: with a transaction around two statements a runner of 64 slots
 -- spent half of its time waiting for those.
@@ -42,7 +46,7 @@ gone as (
   delete from piecework.job j using f
   where j.id = any ($1::bigint[]) and j.id = f.id and j.claim = f.claim and f.verdict <> 'again'
   returning j.id, j.claim, j.job_type, j.priority, j.due_at, j.attempt, j.max_attempts, j.unique_key, j.ordering_key, j.enqueued_at,
-            j.started_at, j.payload, j.parent, j.root, j.runner, j.attempts, j.checkpoint, j.trace_context,
+            j.started_at, j.payload, j.parent, j.root, j.runner, j.attempts, j.checkpoint, j.trace_context, j.group_key, j.batch,
             coalesce(f.progress::jsonb || jsonb_build_object('at', now()), j.progress) as progress,
             f.verdict, f.result, f.failure, f.error, f.output, f.plugin, f.run_us, f.cpu_us, f.fuel, f.peak_memory,
             f.http_calls, f.http_bytes, f.http_us
@@ -51,18 +55,24 @@ kept as (
   insert into piecework.job_history (
     id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
     payload, result, parent, root, failure, last_error, runner, plugin, run_us, cpu_us, fuel, peak_memory,
-    http_calls, http_bytes, http_us, attempts, output, progress, checkpoint, trace_context, claim)
+    http_calls, http_bytes, http_us, attempts, output, progress, checkpoint, trace_context, claim, group_key, batch)
   select id, job_type, verdict::piecework.job_state, priority, due_at, attempt, max_attempts, unique_key, ordering_key,
          enqueued_at, started_at, payload, result::jsonb, parent, root, failure, error, runner, plugin, run_us, cpu_us,
          fuel, peak_memory, http_calls, http_bytes, http_us, attempts, output, progress,
-         case when verdict <> 'done' then checkpoint end, trace_context, claim
+         case when verdict <> 'done' then checkpoint end, trace_context, claim, group_key, batch
   from gone
+),
+-- In the same transaction as the end of the job, so that whoever sees the last note of a batch sees none of its jobs.
+noted as (
+  insert into piecework.key_todo (batch)
+  select distinct batch from gone where batch is not null and batch <> id
 ),
 again as (
   update piecework.job j
   set state = 'pending', attempt = j.attempt - f.refund::int,
       -- Never behind the low-water marks of the runners, whatever the row said before.
       due_at = greatest(j.due_at, now() + make_interval(secs => f.delay)),
+      group_state = case when j.group_key is not null then case when f.delay > 0 or j.due_at > now() then 1 else 2 end end,
       claim = null, runner = null, started_at = null, deadline_at = null,
       last_error = coalesce(f.error, j.last_error), output = f.output,
       progress = coalesce(f.progress::jsonb || jsonb_build_object('at', now()), j.progress),
@@ -104,27 +114,41 @@ chosen as (
   from (select id, want, row_number() over (partition by job_type order by pick) as place from picked) r
   where r.place <= r.want
 ),
+taken as materialized (
+  select t.job_type, t.id, t.note
+  from piecework.take($27::text::jsonb, (
+    select ($28::int * count(*))::int from piecework.runner r where r.id = $26::bigint and r.state = 'live' and r.lease_until > now())) t
+),
 claimed as (
   update piecework.job j
   set state = 'running', attempt = j.attempt + 1, claim = (select nextval('piecework.claim_seq')), runner = $26::bigint,
-      started_at = now(), deadline_at = now() + make_interval(secs => ($24::jsonb ->> j.job_type)::float8)
+      started_at = now(), deadline_at = now() + make_interval(secs => ($24::jsonb ->> j.job_type)::float8),
+      counted = case when j.job_type = any ($29::text[]) then true end
   -- Through the array, not by a join: a join lets the planner take a hash join over the whole table (6 to 29 claims a second
   -- at 500,000 rows instead of 730 to 900).
-  where j.id = any (array(select id from chosen))
+  where j.id = any (array(select id from chosen union all select id from taken where id is not null))
   returning j.id, j.claim, j.job_type, j.priority, j.due_at, j.attempt, j.max_attempts, j.payload, j.ordering_key,
-            j.enqueued_at, j.parent, coalesce(j.root, j.id) as root, j.checkpoint
+            j.enqueued_at, j.parent, coalesce(j.root, j.id) as root, j.checkpoint, j.batch, j.group_key
 )
 select false as claimed, id, claim, null::text as job_type, null::smallint as priority, null::timestamptz as due_at,
        null::int as attempt, null::int as max_attempts, null::text as payload, null::text as ordering_key,
        null::timestamptz as enqueued_at, null::bigint as parent, null::bigint as root,
-       null::text as checkpoint
+       null::text as checkpoint, null::bigint as batch, null::text as group_key, null::text as note
 from gone
 union all
-select false, id, claim, null, null, null, null, null, null, null, null, null, null, null from again
+select false, id, claim, null, null, null, null, null, null, null, null, null, null, null, null, null, null from again
 union all
 select true, id, claim, job_type, priority, due_at, attempt, max_attempts, payload::text, ordering_key, enqueued_at, parent,
-       root, checkpoint::text
+       root, checkpoint::text, batch, group_key, null
 from claimed
 union all
-select null, null, null, null, null, null, null, null, null, null, null, null, null, null
-where $25::int > 0 and exists (select from piecework.key_todo)
+select null, null, null, job_type, null, null, null, null, null, null, null, null, null, null, null, null, note::text
+from taken where note is not null
+union all
+select null, null, null, u.job_type, null, null, null, null, null, null, null, null, null, null, null, null, '{"groups": true}'
+from unnest($30::text[]) as u (job_type)
+where exists (select from piecework.job j where j.state = 'pending' and j.group_state = 2 and j.job_type = u.job_type)
+   or exists (select from piecework.job j where j.state = 'pending' and j.group_state = 1 and j.job_type = u.job_type)
+union all
+select null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
+where $25::int + $28::int > 0 and exists (select from piecework.key_todo)

@@ -94,6 +94,8 @@ pub(crate) fn job(payload: &str) -> Claimed {
         max_attempts: 3,
         payload: payload.into(),
         ordering_key: None,
+        group_key: None,
+        batch: None,
         enqueued_at: Timestamp(0),
         parent: None,
         root: JobId(1),

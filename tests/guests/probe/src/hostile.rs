@@ -71,6 +71,7 @@ pub fn pass_huge(mib: usize, to: &Target, url: String) -> Value {
             unique_key: None,
             unique_for: None,
             ordering_key: None,
+            group_key: None,
         }),
         Target::HttpBody => send("POST", url, Vec::new(), Some(text.into_bytes())),
         Target::Checkpoint => checkpoint::save("huge", &text),

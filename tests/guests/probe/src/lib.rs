@@ -193,6 +193,7 @@ fn enqueue(follow: Follow) -> Result<(), Failure> {
         unique_key: follow.unique_key,
         unique_for: None,
         ordering_key: follow.ordering_key,
+        group_key: follow.group_key,
     };
     for _ in 0..follow.count {
         jobs::enqueue(&job).map_err(discard)?;

@@ -257,6 +257,7 @@ pub struct Follow {
     pub max_attempts: Option<u32>,
     pub unique_key: Option<String>,
     pub ordering_key: Option<String>,
+    pub group_key: Option<String>,
     /// A nap after it enqueued.
     #[serde(default)]
     pub ms: u64,

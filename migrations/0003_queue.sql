@@ -1,0 +1,800 @@
+-- Groups, limits of the whole fleet, and batches.
+-- In several transactions, since each index takes a fifth of a second for a million jobs, during which nothing is written.
+-- Safe while runners of version 2 work: they do not see jobs with a group key, which are `blocked` to them, and go on with all others.
+-- Limits of the fleet do not hold for what they start.
+
+-- What is new about a job may be null: no row is rewritten.
+alter table piecework.job
+  -- Whom the job is for: jobs of one type take turns between groups. Not in the claim index; see group_state.
+  add column if not exists group_key text collate "C",
+  -- 0 waits for an earlier job of its ordering key, 1 waits for its time, 2 can be claimed. Null: it has no group.
+  add column if not exists group_state smallint,
+  -- Set while it runs and counts for a limit of the fleet.
+  add column if not exists counted boolean,
+  -- The job that runs when all jobs of this batch have ended; that job itself has its own id here.
+  add column if not exists batch bigint;
+alter table piecework.job_history
+  add column if not exists group_key text,
+  add column if not exists batch bigint;
+
+-- The claim indexes of jobs with a group: those that can be claimed, group by group, and those that wait for their time.
+-- next transaction
+create index if not exists job_group on piecework.job (job_type, priority, group_key, due_at, id) where state = 'pending' and group_state = 2;
+-- next transaction
+create index if not exists job_group_later on piecework.job (job_type, due_at) where state = 'pending' and group_state = 1;
+-- What runs and counts for a limit. `claim` rises, so a count starts behind the dead entries of all jobs that ended before.
+-- next transaction
+create index if not exists job_counted on piecework.job (job_type, claim) where counted and state = 'running';
+-- next transaction
+create index if not exists job_counted_group on piecework.job (job_type, group_key, claim) where counted and state = 'running' and group_key is not null;
+-- next transaction
+create index if not exists job_batch on piecework.job (batch, id) where batch is not null;
+-- The keys that have a job under way or free to start.
+-- next transaction
+create index if not exists job_key_free on piecework.job (ordering_key) where ordering_key is not null and (not blocked or group_state > 0);
+-- next transaction
+drop index piecework.job_key_open;
+-- Holds for every row that is written from now on; those that exist have no group.
+alter table piecework.job
+  add constraint job_group_key_check check (length(group_key) <= 500) not valid,
+  add constraint job_group_check check ((group_key is null) = (group_state is null) and group_state between 0 and 2) not valid;
+
+-- Starts of the last interval, for start rates: counted in tenths of the interval, so that no interval, wherever it begins, has
+-- more than the limit. Empty group key: the job type as a whole.
+create table piecework.start_count (
+  job_type      text        not null,
+  group_key     text collate "C" not null default '',
+  slot          timestamptz not null,
+  until         timestamptz not null,
+  n             int         not null,
+  primary key (job_type, group_key, slot)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+-- A note is about an ordering key, or about a batch one of whose jobs has ended.
+alter table piecework.key_todo alter column ordering_key drop not null, add column batch bigint;
+
+-- Unblocks the first job of each of these keys that has no unblocked one. The keys are locked. A job that somebody else has
+-- locked, to cancel it perhaps, is waited for by nobody: its key is looked at again later. Returns how many keys that were.
+create or replace function piecework.unblock(keys text[]) returns int language plpgsql as $$
+declare
+  heads bigint[];
+  free bigint[];
+  put_off int;
+begin
+  -- The limits keep the looks at the two indexes apart, key by key: as a NOT EXISTS it became a join that compared each key
+  -- with each unblocked job (0.9 s for 2,000 keys and 9,500 jobs, in place of 10 ms).
+  select array_agg(h.id) into heads
+  from unnest(keys) as k (key)
+  cross join lateral (
+    select j.id from piecework.job j where j.ordering_key = k.key order by j.id limit 1) h
+  left join lateral (
+    select true as taken from piecework.job j where j.ordering_key = k.key and (not j.blocked or j.group_state > 0) limit 1) o on true
+  where o.taken is null;
+  if heads is null then
+    return 0;
+  end if;
+  select array_agg(f.id) into free
+  from (select j.id from piecework.job j where j.id = any (heads) and j.blocked and coalesce(j.group_state, 0) = 0 for update skip locked) f;
+  update piecework.job j
+  -- Ahead of the low-water marks of the runners, whatever its time was.
+  set blocked = j.group_key is not null, due_at = greatest(j.due_at, clock_timestamp()),
+      group_state = case when j.group_key is not null then case when j.due_at > clock_timestamp() then 1 else 2 end end
+  where j.id = any (free);
+  -- Others may be the only ones who serve them, and asleep.
+  perform piecework.wake(array(select distinct j.job_type from piecework.job j where j.id = any (free)));
+  if cardinality(free) = cardinality(heads) then
+    return 0;
+  end if;
+  insert into piecework.key_todo (ordering_key)
+  select j.ordering_key from piecework.job j where j.id = any (heads) and j.blocked and coalesce(j.group_state, 0) = 0;
+  get diagnostics put_off = row_count;
+  return put_off;
+end $$;
+
+-- Lets the job of each of these batches start that has no job left. Called without a lock: whoever deletes a batch's job notes the
+-- batch in the same transaction, so who sees the last note sees no job. Twice does no harm.
+create function piecework.end_batches(batches bigint[]) returns void language plpgsql as $$
+declare
+  over bigint[];
+begin
+  select array_agg(b.id) into over
+  from unnest(batches) as b (id)
+  left join lateral (
+    select true as found from piecework.job j where j.batch = b.id and j.id <> b.id limit 1) m on true
+  where m.found is null;
+  update piecework.job j
+  -- Ahead of the low-water marks of the runners, whatever its time was.
+  set blocked = j.group_key is not null, due_at = greatest(j.due_at, clock_timestamp()),
+      group_state = case when j.group_key is not null then case when j.due_at > clock_timestamp() then 1 else 2 end end
+  where j.id = any (over) and j.batch = j.id and j.state = 'pending' and j.blocked and coalesce(j.group_state, 0) = 0;
+  perform piecework.wake(array(select distinct j.job_type from piecework.job j where j.id = any (over)));
+end $$;
+
+-- Decides about what was noted, at most `most` notes. Returns how many notes were dealt with: those put off do not count, so that
+-- nobody asks again at once. Key locks before row locks, and no wait for a row: a finish has rows while it waits for keys.
+create or replace function piecework.settle(most int) returns int language plpgsql as $$
+declare
+  keys text[];
+  batches bigint[];
+  notes int;
+begin
+  with gone as (
+    delete from piecework.key_todo t
+    where t.ctid = any (array(select n.ctid from piecework.key_todo n limit most for update skip locked))
+    returning t.ordering_key, t.batch)
+  select count(*), array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+         array_agg(distinct g.batch) filter (where g.batch is not null)
+  into notes, keys, batches from gone g;
+  if keys is not null then
+    perform piecework.lock_keys(keys);
+    notes := notes - piecework.unblock(keys);
+  end if;
+  if batches is not null then
+    perform piecework.end_batches(batches);
+  end if;
+  return notes;
+end $$;
+
+-- Cancels a job, for good: whatever its handler returns later changes nothing, no follow-up of it is enqueued, and no attempt
+-- follows. A handler that runs is stopped within two seconds. Returns the state that the job has from now on: `cancelled`, or
+-- `done` or `failed` when it had ended before. Null: there is no such job (any more).
+create or replace function piecework.cancel(id bigint) returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  gone piecework.job;
+  ended text;
+begin
+  -- Waits for a finish that is just being written; whoever comes second finds the row gone.
+  delete from piecework.job j where j.id = cancel.id returning j.* into gone;
+  if found then
+    insert into piecework.job_history (
+      id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
+      payload, parent, root, failure, last_error, claim, runner, attempts, output, progress, checkpoint, trace_context, group_key, batch)
+    values (
+      gone.id, gone.job_type, 'cancelled', gone.priority, gone.due_at, gone.attempt, gone.max_attempts, gone.unique_key,
+      gone.ordering_key, gone.enqueued_at, gone.started_at, gone.payload, gone.parent, gone.root, 'cancelled', gone.last_error,
+      gone.claim, gone.runner, gone.attempts, gone.output, gone.progress, gone.checkpoint, gone.trace_context, gone.group_key,
+      gone.batch);
+    if gone.ordering_key is not null and (not gone.blocked or gone.group_state > 0) then
+      insert into piecework.key_todo (ordering_key) values (gone.ordering_key);
+      perform piecework.wake(array(
+        select j.job_type from piecework.job j where j.ordering_key = gone.ordering_key order by j.id limit 1));
+    end if;
+    if gone.batch is not null and gone.batch <> gone.id then
+      insert into piecework.key_todo (batch) values (gone.batch);
+      perform piecework.wake(array(select j.job_type from piecework.job j where j.id = gone.batch));
+    end if;
+    if gone.state = 'running' then
+      perform pg_notify('piecework_cancel', gone.id::text);
+    end if;
+    return 'cancelled';
+  end if;
+  select h.state::text into ended from piecework.job_history h where h.id = cancel.id order by h.finished_at desc limit 1;
+  return ended;
+end $$;
+
+-- Functions that gain a parameter are made anew; whoever could execute them can execute the new ones.
+create temporary table piecework_grant on commit drop as
+select p.proname, a.grantee, a.is_grantable
+from pg_proc p cross join lateral aclexplode(p.proacl) a
+where p.pronamespace = 'piecework'::regnamespace and p.proname in ('enqueue', 'publish') and a.grantee not in (0, p.proowner);
+drop function piecework.enqueue(text, jsonb, timestamptz, interval, int, int, bigint, text, interval, text);
+drop function piecework.publish(text, jsonb, timestamptz, interval, int, int, text, interval, text);
+
+-- Enqueues one job and returns its id. Use it inside your own transaction: the job exists when, and only when, that commits.
+--   due_at        not before this time          } one of the two; now when neither is given
+--   delay         not before this much later    }
+--   priority      1 first to 4 last
+--   max_attempts  how often it may be tried before it fails for good
+--   parent        the job that this one follows from; it belongs to the same chain
+--   unique_key    at most one pending or running job of the type has this key: when there is one already, nothing is enqueued
+--                 and its id is returned
+--   unique_for    the key stays taken this long from now, also when its job has ended by then
+--   ordering_key  jobs with the same key, of whatever type, run one after another in the order of their ids, retries included:
+--                 none starts before the one before it is done, has failed for good or was cancelled
+--   group_key     whom the job is for (a tenant, an account): jobs of a type take turns between groups, and a plugin's limits
+--                 for groups hold for each
+-- Raises 22023 (invalid_parameter_value) with the reason when something is wrong.
+create function piecework.enqueue(
+  job_type text, payload jsonb default '{}', due_at timestamptz default null, delay interval default null,
+  priority int default 2, max_attempts int default 5, parent bigint default null,
+  unique_key text default null, unique_for interval default null, ordering_key text default null,
+  group_key text default null
+) returns bigint language plpgsql as $$
+#variable_conflict use_column
+declare
+  due timestamptz;
+  new_id bigint;
+  winner bigint;
+begin
+  if coalesce(length(enqueue.job_type), 0) not between 1 and 200 then
+    raise exception using errcode = '22023', message = 'a job needs a job type of 1 to 200 characters';
+  end if;
+  if enqueue.payload is null then
+    raise exception using errcode = '22023', message = 'the payload is null', hint = 'Pass ''{}'' for a job without a payload.';
+  end if;
+  if octet_length(enqueue.payload::text) > 1048576 then
+    raise exception using errcode = '22023',
+      message = format('the payload has %s bytes, the limit is 1048576', octet_length(enqueue.payload::text)),
+      hint = 'Store the data elsewhere and enqueue a reference to it.';
+  end if;
+  if enqueue.due_at is not null and enqueue.delay is not null then
+    raise exception using errcode = '22023', message = 'both due_at and delay are given', hint = 'Give one of the two.';
+  end if;
+  due := coalesce(enqueue.due_at, clock_timestamp() + coalesce(enqueue.delay, interval '0'));
+  if due <= '2000-01-01 00:00:00+00' or due >= '2200-01-01 00:00:00+00' or enqueue.delay < interval '0' then
+    raise exception using errcode = '22023', message = format('a job cannot be due at %s', due),
+      hint = 'The time lies between the years 2000 and 2200, a delay is not negative.';
+  end if;
+  if enqueue.priority is null or enqueue.priority not between 1 and 4 then
+    raise exception using errcode = '22023', message = format('priority %s is not one of 1 (first) to 4 (last)', coalesce(enqueue.priority::text, 'null'));
+  end if;
+  if enqueue.max_attempts is null or enqueue.max_attempts not between 1 and 100000 then
+    raise exception using errcode = '22023', message = format('max_attempts %s is not one of 1 to 100000', coalesce(enqueue.max_attempts::text, 'null'));
+  end if;
+  if length(enqueue.unique_key) not between 1 and 500 then
+    raise exception using errcode = '22023', message = 'a unique key has 1 to 500 characters';
+  end if;
+  if length(enqueue.ordering_key) not between 1 and 500 then
+    raise exception using errcode = '22023', message = 'an ordering key has 1 to 500 characters';
+  end if;
+  if length(enqueue.group_key) not between 1 and 500 then
+    raise exception using errcode = '22023', message = 'a group key has 1 to 500 characters';
+  end if;
+  if enqueue.unique_for is not null and (enqueue.unique_key is null or enqueue.unique_for <= interval '0' or enqueue.unique_for > interval '3600 days') then
+    raise exception using errcode = '22023', message = 'unique_for is a time of up to 3600 days, and needs a unique_key';
+  end if;
+
+  -- A job that vanishes between two looks, because it ended, makes room: so this is tried again.
+  for try in 1 .. 100 loop
+    if enqueue.unique_key is not null then
+      select j.id into winner from piecework.job j where j.job_type = enqueue.job_type and j.unique_key = enqueue.unique_key;
+      if found then
+        return winner;
+      end if;
+      -- The window belongs to the key, whoever asks.
+      select w.job_id into winner from piecework.unique_window w
+      where w.job_type = enqueue.job_type and w.unique_key = enqueue.unique_key and w.until > clock_timestamp();
+      if found then
+        return winner;
+      end if;
+    end if;
+    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, parent, root, unique_key, ordering_key, blocked,
+                               group_key, group_state)
+    values (enqueue.job_type, enqueue.payload, due, enqueue.priority, enqueue.max_attempts, enqueue.parent,
+            case when enqueue.parent is not null then piecework.root_of(enqueue.parent) end, enqueue.unique_key, enqueue.ordering_key,
+            enqueue.ordering_key is not null or enqueue.group_key is not null,
+            enqueue.group_key,
+            case when enqueue.group_key is null then null when enqueue.ordering_key is not null then 0
+                 when due > clock_timestamp() then 1 else 2 end)
+    -- Waits for a transaction that is just enqueueing the same key: it wins when it commits, this one when it rolls back.
+    on conflict (job_type, unique_key) where unique_key is not null do nothing
+    returning id into new_id;
+    if found then
+      exit;
+    end if;
+    select j.id into winner from piecework.job j
+    where j.job_type = enqueue.job_type and j.unique_key = enqueue.unique_key;
+    if found then
+      return winner;
+    end if;
+  end loop;
+  if new_id is null then
+    raise exception using errcode = '40001', message = format('the job with the unique key %s came and went a hundred times', enqueue.unique_key),
+      hint = 'Try again.';
+  end if;
+  if enqueue.unique_for is not null then
+    insert into piecework.unique_window as w (job_type, unique_key, job_id, until)
+    values (enqueue.job_type, enqueue.unique_key, new_id, clock_timestamp() + enqueue.unique_for)
+    on conflict (job_type, unique_key) do update set job_id = excluded.job_id, until = excluded.until
+      where w.until <= clock_timestamp();
+    if not found then
+      -- Another one enqueued it, and its job has ended, since the first look.
+      delete from piecework.job j where j.id = new_id;
+      select w.job_id into winner from piecework.unique_window w
+      where w.job_type = enqueue.job_type and w.unique_key = enqueue.unique_key;
+      return winner;
+    end if;
+  end if;
+  if enqueue.ordering_key is not null then
+    insert into piecework.key_todo (ordering_key) values (enqueue.ordering_key);
+  end if;
+  -- A sleeping runner looks at the table every few seconds anyway: a job due later than that needs no wake-up.
+  if due < clock_timestamp() + interval '10 seconds' then
+    perform piecework.wake(array[enqueue.job_type]);
+  end if;
+  return new_id;
+end $$;
+
+-- Enqueues many jobs from a JSON array and returns their ids in its order. Each element is an object with `job_type` and,
+-- as wanted, `payload`, `due_at`, `delay` (seconds), `priority`, `max_attempts`, `parent`, `unique_key`, `unique_for` (seconds),
+-- `ordering_key`, `group_key`, which mean the same as for `enqueue`; `root` is for runners, which know it, and `batch` for enqueue_batch.
+-- All or nothing. Raises 22023 and names the element, counted from 0, when something is wrong.
+create or replace function piecework.enqueue_many(jobs jsonb) returns setof bigint language plpgsql as $$
+#variable_conflict use_column
+declare
+  known constant text[] := array['job_type', 'payload', 'due_at', 'delay', 'priority', 'max_attempts', 'parent', 'root', 'unique_key', 'unique_for', 'ordering_key',
+    'group_key', 'batch'];
+  bad text;
+  place bigint;
+  element jsonb;
+  ids bigint[];
+  ordered boolean;
+begin
+  if jobs is null or jsonb_typeof(jobs) <> 'array' then
+    raise exception using errcode = '22023', message = 'enqueue_many takes a JSON array of jobs';
+  end if;
+  -- Values of the wrong kind first: the casts below would fail without saying where.
+  for element, place in select e.job, e.n - 1 from jsonb_array_elements(jobs) with ordinality as e (job, n) loop
+    continue when jsonb_typeof(element) <> 'object'
+      or (coalesce(jsonb_typeof(element -> 'delay'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'priority'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'max_attempts'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'parent'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'root'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'unique_for'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'unique_key'), 'null') in ('null', 'string')
+          and coalesce(jsonb_typeof(element -> 'ordering_key'), 'null') in ('null', 'string')
+          and coalesce(jsonb_typeof(element -> 'group_key'), 'null') in ('null', 'string')
+          and coalesce(jsonb_typeof(element -> 'batch'), 'null') in ('null', 'number')
+          and coalesce(jsonb_typeof(element -> 'due_at'), 'null') = 'null');
+    bad := case
+      when coalesce(jsonb_typeof(element -> 'delay'), 'null') not in ('null', 'number') then 'delay must be a number of seconds, 0 or more'
+      when coalesce(jsonb_typeof(element -> 'priority'), 'null') not in ('null', 'number') then 'priority must be 1 (first) to 4 (last)'
+      when coalesce(jsonb_typeof(element -> 'max_attempts'), 'null') not in ('null', 'number') then 'max_attempts must be 1 to 100000'
+      when coalesce(jsonb_typeof(element -> 'parent'), 'null') not in ('null', 'number') then 'parent must be the id of a job'
+      when coalesce(jsonb_typeof(element -> 'root'), 'null') not in ('null', 'number') then 'root must be the id of a job'
+      when coalesce(jsonb_typeof(element -> 'unique_for'), 'null') not in ('null', 'number') then 'unique_for must be a number of seconds'
+      when coalesce(jsonb_typeof(element -> 'unique_key'), 'null') not in ('null', 'string') then 'unique_key must be text'
+      when coalesce(jsonb_typeof(element -> 'ordering_key'), 'null') not in ('null', 'string') then 'ordering_key must be text'
+      when coalesce(jsonb_typeof(element -> 'group_key'), 'null') not in ('null', 'string') then 'group_key must be text'
+      when coalesce(jsonb_typeof(element -> 'batch'), 'null') not in ('null', 'number') then 'batch must be the id of a job'
+    end;
+    if bad is null then
+      begin
+        perform (element ->> 'due_at')::timestamptz;
+      exception when others then
+        bad := format('due_at is not a time: %s', sqlerrm);
+      end;
+    end if;
+    if bad is not null then
+      raise exception using errcode = '22023', message = format('job %s: %s', place, bad);
+    end if;
+  end loop;
+  select format('job %s: %s', e.n - 1, p.problem) into bad
+  from jsonb_array_elements(jobs) with ordinality as e (job, n)
+  cross join lateral (
+    select case
+      when jsonb_typeof(e.job) <> 'object' then 'it is not an object'
+      when (e.job - known) <> '{}'::jsonb
+        then format('`%s` is not known; known are %s', (select k from jsonb_object_keys(e.job - known) k limit 1),
+                    array_to_string(array_remove(array_remove(known, 'root'), 'batch'), ', '))
+      when jsonb_typeof(e.job -> 'job_type') is distinct from 'string' or length(e.job ->> 'job_type') not between 1 and 200
+        then 'it needs a `job_type` of 1 to 200 characters'
+      when octet_length((e.job -> 'payload')::text) > 1048576
+        then format('the payload has %s bytes, the limit is 1048576', octet_length((e.job -> 'payload')::text))
+      when (e.job -> 'due_at') <> 'null' and (e.job -> 'delay') <> 'null' then 'both due_at and delay are given'
+      when (e.job ->> 'due_at')::timestamptz <= '2000-01-01 00:00:00+00' or (e.job ->> 'due_at')::timestamptz >= '2200-01-01 00:00:00+00'
+        then 'due_at must lie between the years 2000 and 2200'
+      when (e.job ->> 'delay')::float8 not between 0 and 5000000000 then 'delay must be a number of seconds, 0 or more'
+      when (e.job ->> 'priority')::numeric not in (1, 2, 3, 4) then 'priority must be 1 (first) to 4 (last)'
+      when (e.job ->> 'max_attempts')::numeric not between 1 and 100000
+        or (e.job ->> 'max_attempts')::numeric <> trunc((e.job ->> 'max_attempts')::numeric) then 'max_attempts must be 1 to 100000'
+      when (e.job ->> 'parent')::numeric not between -9223372036854775808 and 9223372036854775807
+        or (e.job ->> 'parent')::numeric <> trunc((e.job ->> 'parent')::numeric) then 'parent must be the id of a job'
+      when (e.job ->> 'root')::numeric not between -9223372036854775808 and 9223372036854775807
+        or (e.job ->> 'root')::numeric <> trunc((e.job ->> 'root')::numeric) then 'root must be the id of a job'
+      when length(e.job ->> 'unique_key') not between 1 and 500 then 'unique_key must have 1 to 500 characters'
+      when length(e.job ->> 'ordering_key') not between 1 and 500 then 'ordering_key must have 1 to 500 characters'
+      when length(e.job ->> 'group_key') not between 1 and 500 then 'group_key must have 1 to 500 characters'
+      when (e.job ->> 'unique_for')::numeric not between 0.001 and 311040000 or ((e.job -> 'unique_for') <> 'null' and coalesce(e.job -> 'unique_key', 'null') = 'null')
+        then 'unique_for is a number of seconds up to 311040000 (3600 days), and needs a unique_key'
+    end as problem) p
+  where p.problem is not null
+  order by e.n limit 1;
+  if bad is not null then
+    raise exception using errcode = '22023', message = bad;
+  end if;
+  if exists (select from jsonb_array_elements(jobs) as e (job) where coalesce(e.job -> 'unique_key', 'null') <> 'null') then
+    -- One by one, since an element may find the one before it. In the order of the unique keys, so that two such calls never wait
+    -- for each other in a circle; with ordering keys in that of the array, which those must keep.
+    ids := array_fill(null::bigint, array[jsonb_array_length(jobs)]);
+    ordered := exists (select from jsonb_array_elements(jobs) as e (job) where e.job ->> 'ordering_key' is not null);
+    for element, place in
+      select e.job, e.n from jsonb_array_elements(jobs) with ordinality as e (job, n)
+      order by case when ordered then null else e.job ->> 'job_type' end, case when ordered then null else e.job ->> 'unique_key' end, e.n
+    loop
+      ids[place] := piecework.enqueue(
+        job_type => element ->> 'job_type', payload => coalesce(element -> 'payload', '{}'),
+        due_at => (element ->> 'due_at')::timestamptz, delay => make_interval(secs => (element ->> 'delay')::float8),
+        priority => coalesce((element ->> 'priority')::numeric::int, 2),
+        max_attempts => coalesce((element ->> 'max_attempts')::numeric::int, 5),
+        parent => (element ->> 'parent')::numeric::bigint, unique_key => element ->> 'unique_key',
+        unique_for => make_interval(secs => (element ->> 'unique_for')::float8), ordering_key => element ->> 'ordering_key',
+        group_key => element ->> 'group_key');
+    end loop;
+    -- A job that had the key before is waited for like the others, unless it belongs to another batch.
+    update piecework.job j set batch = (element ->> 'batch')::numeric::bigint
+    where j.id = any (ids) and j.batch is null and element ->> 'batch' is not null;
+    return query select u.id from unnest(ids) with ordinality as u (id, n) order by u.n;
+    return;
+  end if;
+  insert into piecework.key_todo (ordering_key)
+  select distinct e.job ->> 'ordering_key' from jsonb_array_elements(jobs) as e (job) where e.job ->> 'ordering_key' is not null;
+  return query
+    insert into piecework.job (job_type, payload, due_at, priority, max_attempts, ordering_key, blocked, parent, root, batch,
+                               group_key, group_state)
+    select e.job ->> 'job_type', coalesce(e.job -> 'payload', '{}'),
+           coalesce((e.job ->> 'due_at')::timestamptz,
+                    clock_timestamp() + make_interval(secs => coalesce((e.job ->> 'delay')::float8, 0))),
+           coalesce((e.job ->> 'priority')::numeric::smallint, 2), coalesce((e.job ->> 'max_attempts')::numeric::int, 5),
+           e.job ->> 'ordering_key', e.job ->> 'ordering_key' is not null or e.job ->> 'group_key' is not null,
+           (e.job ->> 'parent')::numeric::bigint,
+           case when e.job ? 'root' then (e.job ->> 'root')::numeric::bigint when e.job ->> 'parent' is not null then piecework.root_of((e.job ->> 'parent')::numeric::bigint) end,
+           (e.job ->> 'batch')::numeric::bigint, e.job ->> 'group_key',
+           case when e.job ->> 'group_key' is null then null when e.job ->> 'ordering_key' is not null then 0
+                when (e.job ->> 'due_at')::timestamptz > clock_timestamp() or (e.job ->> 'delay')::float8 > 0 then 1 else 2 end
+    from jsonb_array_elements(jobs) with ordinality as e (job, n)
+    order by e.n
+    returning id;
+  perform piecework.wake(array(select distinct e.job ->> 'job_type' from jsonb_array_elements(jobs) as e (job)));
+end $$;
+
+-- Enqueues one job for each job type that is subscribed to the topic, all in the caller's transaction, with the options of
+-- `enqueue`. Returns how many jobs; 0 when nobody is subscribed. With a unique key, types that have such a job already are not
+-- counted out: each has one.
+create function piecework.publish(
+  topic text, payload jsonb default '{}', due_at timestamptz default null, delay interval default null,
+  priority int default 2, max_attempts int default 5, unique_key text default null, unique_for interval default null,
+  ordering_key text default null, group_key text default null
+) returns bigint language plpgsql as $$
+#variable_conflict use_column
+declare
+  subscriber text;
+  jobs bigint := 0;
+begin
+  if coalesce(length(publish.topic), 0) not between 1 and 200 then
+    raise exception using errcode = '22023', message = 'a topic has 1 to 200 characters';
+  end if;
+  for subscriber in select s.job_type from piecework.subscription s where s.topic = publish.topic order by s.job_type loop
+    perform piecework.enqueue(subscriber, publish.payload, publish.due_at, publish.delay, publish.priority, publish.max_attempts,
+                              null, publish.unique_key, publish.unique_for, publish.ordering_key, publish.group_key);
+    jobs := jobs + 1;
+  end loop;
+  return jobs;
+end $$;
+
+-- Starts a job anew that has failed or was cancelled: pending and due now, with its id, payload, checkpoints and the history of
+-- its errors, and all its attempts before it. Returns the state that the job has from now on: `pending`, or the one that it has
+-- (`done`, `running`, ...) when there was nothing to start anew. Null: there is no such job (any more).
+-- Raises 23505 when another job has taken its unique key meanwhile.
+create or replace function piecework.retry(id bigint) returns text language plpgsql as $$
+#variable_conflict use_column
+declare
+  old piecework.job_history;
+  now_state text;
+begin
+  delete from piecework.job_history h where h.id = retry.id and h.state in ('failed', 'cancelled') returning h.* into old;
+  if not found then
+    select j.state::text into now_state from piecework.jobs j where j.id = retry.id limit 1;
+    return now_state;
+  end if;
+  insert into piecework.job (
+    id, job_type, priority, due_at, max_attempts, unique_key, ordering_key, enqueued_at, payload, parent, root, last_error,
+    attempts, output, progress, checkpoint, trace_context, blocked, group_key, group_state,
+    batch)
+  overriding system value
+  values (
+    old.id, old.job_type, old.priority, clock_timestamp(), old.max_attempts, old.unique_key, old.ordering_key, old.enqueued_at,
+    old.payload, old.parent, old.root, old.last_error,
+    case when old.run_us is null and old.state = 'cancelled' then old.attempts else
+      -- The newest 20 are kept.
+      case when jsonb_array_length(old.attempts) >= 20 then old.attempts - 0 else coalesce(old.attempts, '[]') end
+        || jsonb_strip_nulls(jsonb_build_object(
+             'attempt', old.attempt, 'failure', old.failure, 'error', old.last_error, 'runner', old.runner,
+             'plugin', encode(old.plugin, 'hex'), 'started_at', old.started_at, 'run_us', old.run_us, 'cpu_us', old.cpu_us,
+             'fuel', old.fuel, 'peak_memory', old.peak_memory, 'http_calls', old.http_calls, 'http_bytes', old.http_bytes,
+             'http_us', old.http_us)) end,
+    old.output, old.progress, old.checkpoint, old.trace_context,
+    -- Its turn comes by its id again, as soon as no other job of its key is under way.
+    old.ordering_key is not null or old.group_key is not null, old.group_key,
+    case when old.group_key is null then null when old.ordering_key is not null then 0 else 2 end, old.batch);
+  if old.ordering_key is not null then
+    insert into piecework.key_todo (ordering_key) values (old.ordering_key);
+  end if;
+  perform piecework.wake(array[old.job_type]);
+  return 'pending';
+exception when unique_violation then
+  raise exception using errcode = '23505',
+    message = format('job %s cannot be started anew: another job of type %s has its unique key %s', old.id, old.job_type, old.unique_key),
+    hint = 'Cancel that one first, or let it end.';
+end $$;
+
+-- Enqueues a batch: the jobs of a JSON array as for `enqueue_many`, and one more job, given as an object like theirs, that starts when
+-- all of them have ended, however they ended. Returns the id of that job, which is the id of the batch: `batch` of its jobs in
+-- piecework.jobs. A job whose unique key another pending or running job has is not enqueued, and the other one is waited for,
+-- unless it belongs to another batch. Raises 22023 with the reason when something is wrong.
+create function piecework.enqueue_batch(jobs jsonb, and_then jsonb) returns bigint language plpgsql as $$
+#variable_conflict use_column
+declare
+  last bigint;
+begin
+  if jsonb_typeof(and_then) is distinct from 'object' then
+    raise exception using errcode = '22023', message = 'and_then is the job that runs when the others have ended: a JSON object';
+  end if;
+  if jsonb_typeof(enqueue_batch.jobs) is distinct from 'array' or exists (
+    select from jsonb_array_elements(enqueue_batch.jobs) as e (job) where jsonb_typeof(e.job) <> 'object') then
+    raise exception using errcode = '22023', message = 'enqueue_batch takes a JSON array of jobs, each an object';
+  end if;
+  if and_then ->> 'unique_key' is not null or and_then ->> 'ordering_key' is not null then
+    raise exception using errcode = '22023', message = 'the job that runs when the others have ended has no unique key and no ordering key',
+      hint = 'Let it enqueue a job with that key.';
+  end if;
+  begin
+    select e.id into last from piecework.enqueue_many(jsonb_build_array(and_then)) as e (id);
+  exception when invalid_parameter_value then
+    raise exception using errcode = '22023', message = replace(sqlerrm, 'job 0', 'and_then');
+  end;
+  update piecework.job j
+  set batch = j.id, blocked = true, group_state = case when j.group_key is not null then 0 end
+  where j.id = last;
+  perform piecework.enqueue_many((
+    select coalesce(jsonb_agg(e.job || jsonb_build_object('batch', last) order by e.n), '[]')
+    from jsonb_array_elements(enqueue_batch.jobs) with ordinality as e (job, n)));
+  insert into piecework.key_todo (batch) values (last);
+  return last;
+end $$;
+
+-- Takes jobs for a runner out of those that need more than a look at the claim index: job types with limits of the fleet, and
+-- types that have jobs with group keys. The rows are locked; the statement that calls this makes them running.
+--
+-- `wanted` is a JSON array with an object for each job type, in the order in which they are to be served:
+--   job_type, want        most jobs of it
+--   priorities            in the order in which they are to be served
+--   marks                 low-water marks, by priority: {"at": us since 2000, "id": ...}; null for none
+--   cursors               the group that was served last, by priority
+--   running, group_running            most running jobs in the fleet, of the type and of a group; null or 0 for no limit
+--   starts, starts_per, group_starts  most starts in this many seconds, of the type and of a group
+--   oldest                no job of the type that counts has a smaller claim
+-- Returns the ids, and for each job type a row without id whose note says: `groups` there are jobs with a group, `more` there may be
+-- more to take, `full` the type as a whole is at a limit, `again` seconds after which a limit may allow more, `cursors` and `oldest`
+-- for the next call.
+--
+-- Under a limit the claims of a type exclude each other, by an advisory lock until the end of the statement. What is counted is
+-- read after that lock was got: a volatile function sees what was committed up to each of its statements.
+create function piecework.take(wanted jsonb, most int) returns table (job_type text, id bigint, note jsonb) language plpgsql as $$
+#variable_conflict use_column
+declare
+  w record;
+  left_over int := most;
+  priority smallint;
+  ids bigint[];
+  room int;
+  used int;
+  first_claim bigint;
+  again float8;
+  more boolean;
+  capped boolean;
+  groups boolean;
+  cursors jsonb;
+  mark_at timestamptz;
+  mark_id bigint;
+  got int;
+  share int;
+  portion int;
+  place text;
+  origin text;
+  wrapped boolean;
+  visits int;
+  ready int;
+  length_of_slot float8;
+  this_slot timestamptz;
+  slot_ends timestamptz;
+begin
+  if most <= 0 then
+    return;
+  end if;
+  -- In one order, so that two runners never wait for each other in a circle.
+  perform count(pg_advisory_xact_lock(1886218088, l.lock))
+  from (select distinct hashtext(e.w ->> 'job_type') as lock
+        from jsonb_array_elements(wanted) as e (w)
+        where (e.w ->> 'running')::int > 0 or (e.w ->> 'group_running')::int > 0 or (e.w ->> 'starts')::int > 0 or (e.w ->> 'group_starts')::int > 0
+        order by 1) l;
+  for w in
+    select * from jsonb_to_recordset(wanted) as w (
+      job_type text, want int, priorities smallint[], marks jsonb, cursors jsonb, running int, group_running int, starts int,
+      group_starts int, starts_per float8, oldest bigint)
+  loop
+    room := least(w.want, left_over);
+    again := null;
+    more := false;
+    capped := false;
+    cursors := coalesce(w.cursors, '{}');
+    first_claim := w.oldest;
+    if w.running > 0 or w.group_running > 0 then
+      select count(*), min(j.claim) into used, first_claim
+      from piecework.job j
+      where j.counted and j.state = 'running' and j.job_type = w.job_type and j.claim >= coalesce(w.oldest, 0);
+      -- None runs: none that will run has a claim up to this one.
+      first_claim := coalesce(first_claim, (select last_value from piecework.claim_seq));
+      if w.running > 0 and w.running - used < room then
+        room := greatest(w.running - used, 0);
+        capped := true;
+        again := 0.2;
+      end if;
+    end if;
+    if w.starts > 0 or w.group_starts > 0 then
+      length_of_slot := w.starts_per / 10;
+      this_slot := to_timestamp(floor(extract(epoch from clock_timestamp()) / length_of_slot) * length_of_slot);
+      slot_ends := this_slot + make_interval(secs => length_of_slot);
+    end if;
+    if w.starts > 0 then
+      select coalesce(sum(s.n), 0) into used from piecework.start_count s
+      where s.job_type = w.job_type and s.group_key = '' and s.slot >= this_slot - make_interval(secs => w.starts_per);
+      if w.starts - used < room then
+        room := greatest(w.starts - used, 0);
+        capped := true;
+        again := greatest(coalesce(again, 0), extract(epoch from slot_ends - clock_timestamp()), 0.001);
+      end if;
+    end if;
+
+    -- Jobs with a group whose time has come.
+    update piecework.job j set group_state = 2
+    where j.id = any (array(
+      select l.id from piecework.job l
+      where l.state = 'pending' and l.group_state = 1 and l.job_type = w.job_type and l.due_at <= clock_timestamp()
+      order by l.due_at limit 500 for update skip locked));
+    get diagnostics got = row_count;
+    more := got = 500;
+    groups := exists (select from piecework.job j where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type)
+           or exists (select from piecework.job j where j.state = 'pending' and j.group_state = 1 and j.job_type = w.job_type);
+    got := 0;
+
+    foreach priority in array w.priorities loop
+      exit when room <= got;
+      -- Jobs without a group count as one more group, as far as half of the room.
+      portion := case when groups then floor((room - got) / 2.0 + random())::int else room - got end;
+      mark_at := coalesce(timestamptz '2000-01-01 00:00:00+00' + (w.marks -> priority::text ->> 'at')::float8 * interval '1 microsecond', '-infinity');
+      mark_id := coalesce((w.marks -> priority::text ->> 'id')::bigint, 0);
+      select array_agg(t.id) into ids from (
+        select j.id from piecework.job j
+        where j.state = 'pending' and not j.blocked and j.job_type = w.job_type and j.priority = priority
+          and j.due_at <= clock_timestamp() and (j.due_at, j.id) > (mark_at, mark_id)
+        order by j.due_at, j.id limit portion for update skip locked) t;
+      got := got + coalesce(cardinality(ids), 0);
+      more := more or (portion > 0 and cardinality(ids) >= portion);
+      return query select w.job_type, t.id, null::jsonb from unnest(ids) as t (id);
+      continue when not groups;
+
+      -- How many groups there are, as far as it matters for the share of each.
+      place := coalesce(cursors ->> priority::text, '');
+      with recursive ahead as (
+        (select j.group_key, 1 as n from piecework.job j
+         where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority
+         order by j.group_key limit 1)
+        union all
+        select k.group_key, a.n + 1 from ahead a cross join lateral (
+          select j.group_key from piecework.job j
+          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority
+            and j.group_key > a.group_key
+          order by j.group_key limit 1) k
+        where a.n < 16)
+      select count(*) into ready from ahead;
+      continue when ready = 0;
+      share := ceil((room - got)::float8 / ready)::int;
+      origin := place;
+      wrapped := false;
+      visits := 0;
+      loop
+        exit when room <= got;
+        select j.group_key into place from piecework.job j
+        where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority and j.group_key > place
+        order by j.group_key limit 1;
+        if not found then
+          exit when wrapped;
+          wrapped := true;
+          place := '';
+          continue;
+        end if;
+        exit when wrapped and place > origin;
+        -- Groups that are full are walked past; a claim does not walk for ever.
+        visits := visits + 1;
+        if visits > 256 then
+          more := true;
+          again := least(coalesce(again, 0.05), 0.05);
+          exit;
+        end if;
+        cursors := jsonb_set(cursors, array[priority::text], to_jsonb(place));
+        portion := room - got;
+        if w.group_running > 0 then
+          select count(*) into used from piecework.job j
+          where j.counted and j.state = 'running' and j.group_key is not null
+            and j.job_type = w.job_type and j.group_key = place and j.claim >= coalesce(w.oldest, 0);
+          if w.group_running - used < portion then
+            portion := greatest(w.group_running - used, 0);
+            again := coalesce(again, 0.2);
+          end if;
+        end if;
+        if w.group_starts > 0 then
+          select coalesce(sum(s.n), 0) into used from piecework.start_count s
+          where s.job_type = w.job_type and s.group_key = place and s.slot >= this_slot - make_interval(secs => w.starts_per);
+          if w.group_starts - used < portion then
+            portion := greatest(w.group_starts - used, 0);
+            again := coalesce(again, greatest(extract(epoch from slot_ends - clock_timestamp()), 0.001));
+          end if;
+        end if;
+        continue when portion = 0;
+        if portion > share then
+          portion := share;
+          more := true;
+        end if;
+        select array_agg(t.id) into ids from (
+          select j.id from piecework.job j
+          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority and j.group_key = place
+          order by j.due_at, j.id limit portion for update skip locked) t;
+        continue when ids is null;
+        got := got + cardinality(ids);
+        return query select w.job_type, t.id, null::jsonb from unnest(ids) as t (id);
+        if w.group_starts > 0 then
+          perform piecework.count_starts(w.job_type, place, this_slot, w.starts_per, cardinality(ids));
+        end if;
+      end loop;
+    end loop;
+    if w.starts > 0 and got > 0 then
+      perform piecework.count_starts(w.job_type, '', this_slot, w.starts_per, got);
+    end if;
+    left_over := left_over - got;
+    return query select w.job_type, null::bigint, jsonb_strip_nulls(jsonb_build_object(
+      'groups', groups, 'more', more and got > 0 or room <= got and not capped, 'full', room <= got and capped,
+      'again', again, 'cursors', cursors, 'oldest', first_claim));
+  end loop;
+end $$;
+
+-- Counts starts in a slot, and forgets slots of the same that are over. The claims of the type exclude each other.
+create function piecework.count_starts(job_type text, group_key text, this_slot timestamptz, per float8, starts int)
+returns void language plpgsql as $$
+#variable_conflict use_column
+begin
+  update piecework.start_count s set n = s.n + starts
+  where s.job_type = count_starts.job_type and s.group_key = count_starts.group_key and s.slot = this_slot;
+  if found then
+    return;
+  end if;
+  delete from piecework.start_count s
+  where s.job_type = count_starts.job_type and s.group_key = count_starts.group_key and s.slot < this_slot - make_interval(secs => per);
+  insert into piecework.start_count (job_type, group_key, slot, until, n)
+  values (count_starts.job_type, count_starts.group_key, this_slot, this_slot + make_interval(secs => per * 1.1 + 1), starts);
+end $$;
+
+-- The same view; what is new comes last. `blocked` is about ordering keys and batches.
+create or replace view piecework.jobs as
+  select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
+         null::timestamptz as finished_at, payload, null::jsonb as result, parent, root,
+         null::text as failure, last_error, runner, null::bytea as plugin, null::bigint as run_us, null::bigint as cpu_us,
+         null::bigint as fuel, null::bigint as peak_memory, attempts, output, progress,
+         null::int as http_calls, null::bigint as http_bytes, null::bigint as http_us, checkpoint,
+         blocked and coalesce(group_state, 0) = 0 as blocked, group_key::text, batch
+  from piecework.job
+  union all
+  select id, job_type, state, priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
+         finished_at, payload, result, parent, root,
+         failure, last_error, runner, plugin, run_us, cpu_us,
+         fuel, peak_memory, attempts, output, progress, http_calls, http_bytes, http_us, checkpoint, false, group_key, batch
+  from piecework.job_history;
+
+alter function piecework.enqueue(text, jsonb, timestamptz, interval, int, int, bigint, text, interval, text, text)
+  security definer set search_path = pg_catalog, pg_temp;
+alter function piecework.enqueue_many(jsonb) security definer set search_path = pg_catalog, pg_temp;
+alter function piecework.enqueue_batch(jsonb, jsonb) security definer set search_path = pg_catalog, pg_temp;
+alter function piecework.publish(text, jsonb, timestamptz, interval, int, int, text, interval, text, text)
+  security definer set search_path = pg_catalog, pg_temp;
+revoke execute on all functions in schema piecework from public;
+do $$
+declare
+  kept record;
+begin
+  for kept in select g.proname, r.rolname, g.is_grantable from piecework_grant g join pg_roles r on r.oid = g.grantee loop
+    execute format('grant execute on function piecework.%I to %I %s', kept.proname, kept.rolname,
+                   case when kept.is_grantable then 'with grant option' else '' end);
+  end loop;
+end $$;
