@@ -110,6 +110,30 @@ begin
   perform piecework.wake(array(select distinct j.job_type from piecework.job j where j.id = any (over)));
 end $$;
 
+-- Lets jobs with a group be claimed whose time has come, at most so many of each job type. Returns how many. Not done by the claim: one
+-- statement cannot change a row twice.
+create function piecework.promote(most int) returns int language plpgsql as $$
+declare
+  of_type text := '';
+  promoted int;
+  total int := 0;
+begin
+  loop
+    select j.job_type into of_type from piecework.job j
+    where j.state = 'pending' and j.group_state = 1 and j.job_type > of_type
+    order by j.job_type limit 1;
+    exit when not found;
+    update piecework.job j set group_state = 2
+    where j.id = any (array(
+      select l.id from piecework.job l
+      where l.state = 'pending' and l.group_state = 1 and l.job_type = of_type and l.due_at <= now()
+      order by l.due_at limit most for update skip locked));
+    get diagnostics promoted = row_count;
+    total := total + promoted;
+  end loop;
+  return total;
+end $$;
+
 -- Decides about what was noted, at most `most` notes. Returns how many notes were dealt with: those put off do not count, so that
 -- nobody asks again at once. Key locks before row locks, and no wait for a row: a finish has rows while it waits for keys.
 create or replace function piecework.settle(most int) returns int language plpgsql as $$
@@ -557,7 +581,7 @@ end $$;
 --   starts, starts_per, group_starts  most starts in this many seconds, of the type and of a group
 --   oldest                no job of the type that counts has a smaller claim
 -- Returns the ids, and for each job type a row without id whose note says: `groups` there are jobs with a group, `more` there may be
--- more to take, `full` the type as a whole is at a limit, `again` seconds after which a limit may allow more, `cursors` and `oldest`
+-- more to take, `due` the time of some has come (see promote), `full` the type as a whole is at a limit, `again` seconds after which a limit may allow more, `cursors` and `oldest`
 -- for the next call.
 --
 -- Under a limit the claims of a type exclude each other, by an advisory lock until the end of the statement. What is counted is
@@ -567,7 +591,7 @@ create function piecework.take(wanted jsonb, most int) returns table (job_type t
 declare
   w record;
   left_over int := most;
-  priority smallint;
+  level smallint;
   ids bigint[];
   room int;
   used int;
@@ -605,6 +629,8 @@ begin
       job_type text, want int, priorities smallint[], marks jsonb, cursors jsonb, running int, group_running int, starts int,
       group_starts int, starts_per float8, oldest bigint)
   loop
+    -- A handful of rows, read once for each type.
+    continue when exists (select from piecework.paused p where p.job_type = w.job_type);
     room := least(w.want, left_over);
     again := null;
     more := false;
@@ -638,28 +664,20 @@ begin
       end if;
     end if;
 
-    -- Jobs with a group whose time has come.
-    update piecework.job j set group_state = 2
-    where j.id = any (array(
-      select l.id from piecework.job l
-      where l.state = 'pending' and l.group_state = 1 and l.job_type = w.job_type and l.due_at <= clock_timestamp()
-      order by l.due_at limit 500 for update skip locked));
-    get diagnostics got = row_count;
-    more := got = 500;
     groups := exists (select from piecework.job j where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type)
            or exists (select from piecework.job j where j.state = 'pending' and j.group_state = 1 and j.job_type = w.job_type);
     got := 0;
 
-    foreach priority in array w.priorities loop
+    foreach level in array w.priorities loop
       exit when room <= got;
       -- Jobs without a group count as one more group, as far as half of the room.
       portion := case when groups then floor((room - got) / 2.0 + random())::int else room - got end;
-      mark_at := coalesce(timestamptz '2000-01-01 00:00:00+00' + (w.marks -> priority::text ->> 'at')::float8 * interval '1 microsecond', '-infinity');
-      mark_id := coalesce((w.marks -> priority::text ->> 'id')::bigint, 0);
+      mark_at := coalesce(timestamptz '2000-01-01 00:00:00+00' + (w.marks -> level::text ->> 'at')::float8 * interval '1 microsecond', '-infinity');
+      mark_id := coalesce((w.marks -> level::text ->> 'id')::bigint, 0);
       select array_agg(t.id) into ids from (
         select j.id from piecework.job j
-        where j.state = 'pending' and not j.blocked and j.job_type = w.job_type and j.priority = priority
-          and j.due_at <= clock_timestamp() and (j.due_at, j.id) > (mark_at, mark_id)
+        where j.state = 'pending' and not j.blocked and j.job_type = w.job_type and j.priority = level
+          and j.due_at <= now() and (j.due_at, j.id) > (mark_at, mark_id)
         order by j.due_at, j.id limit portion for update skip locked) t;
       got := got + coalesce(cardinality(ids), 0);
       more := more or (portion > 0 and cardinality(ids) >= portion);
@@ -667,15 +685,15 @@ begin
       continue when not groups;
 
       -- How many groups there are, as far as it matters for the share of each.
-      place := coalesce(cursors ->> priority::text, '');
+      place := coalesce(cursors ->> level::text, '');
       with recursive ahead as (
         (select j.group_key, 1 as n from piecework.job j
-         where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority
+         where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
          order by j.group_key limit 1)
         union all
         select k.group_key, a.n + 1 from ahead a cross join lateral (
           select j.group_key from piecework.job j
-          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority
+          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
             and j.group_key > a.group_key
           order by j.group_key limit 1) k
         where a.n < 16)
@@ -688,7 +706,7 @@ begin
       loop
         exit when room <= got;
         select j.group_key into place from piecework.job j
-        where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority and j.group_key > place
+        where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level and j.group_key > place
         order by j.group_key limit 1;
         if not found then
           exit when wrapped;
@@ -704,7 +722,7 @@ begin
           again := least(coalesce(again, 0.05), 0.05);
           exit;
         end if;
-        cursors := jsonb_set(cursors, array[priority::text], to_jsonb(place));
+        cursors := jsonb_set(cursors, array[level::text], to_jsonb(place));
         portion := room - got;
         if w.group_running > 0 then
           select count(*) into used from piecework.job j
@@ -730,7 +748,7 @@ begin
         end if;
         select array_agg(t.id) into ids from (
           select j.id from piecework.job j
-          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = priority and j.group_key = place
+          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level and j.group_key = place
           order by j.due_at, j.id limit portion for update skip locked) t;
         continue when ids is null;
         got := got + cardinality(ids);
@@ -746,7 +764,8 @@ begin
     left_over := left_over - got;
     return query select w.job_type, null::bigint, jsonb_strip_nulls(jsonb_build_object(
       'groups', groups, 'more', more and got > 0 or room <= got and not capped, 'full', room <= got and capped,
-      'again', again, 'cursors', cursors, 'oldest', first_claim));
+      'again', again, 'cursors', cursors, 'oldest', first_claim, 'due', exists (
+        select from piecework.job j where j.state = 'pending' and j.group_state = 1 and j.job_type = w.job_type and j.due_at <= now())));
   end loop;
 end $$;
 

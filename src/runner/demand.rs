@@ -92,7 +92,10 @@ impl View<'_> {
             })
             .collect();
         let probe = if self.at_all {
-            plain.iter().map(|(job_type, ..)| (*job_type).clone()).collect()
+            plain
+                .iter()
+                .map(|(job_type, ..)| (*job_type).clone())
+                .collect()
         } else {
             Vec::new()
         };

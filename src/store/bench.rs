@@ -53,7 +53,8 @@ impl Store {
         long(work).await
     }
 
-    /// Fills in jobs that are finished and jobs that are for later. May take minutes.
+    /// Fills in jobs that are finished, for later, blocked by their ordering keys, and due of a type that nobody serves. May take
+    /// minutes.
     ///
     /// # Errors
     /// As every call to the database.
@@ -61,6 +62,8 @@ impl Store {
         &self,
         finished: i64,
         future: i64,
+        blocked: i64,
+        unknown: i64,
         job_type: &str,
     ) -> Result<(), Error> {
         let mut connection = self.links.options.connect().await?;
@@ -68,6 +71,8 @@ impl Store {
             .bind(finished)
             .bind(future)
             .bind(job_type)
+            .bind(blocked)
+            .bind(unknown)
             .execute(&mut connection);
         long(work).await
     }

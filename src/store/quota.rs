@@ -45,6 +45,8 @@ pub struct Note {
     pub groups: bool,
     /// There may be more to take.
     pub more: bool,
+    /// The time of some has come: they are to be [settled](super::Store::settle).
+    pub due: bool,
     /// The type as a whole is at its limit.
     pub full: bool,
     /// Seconds after which a limit may allow more.

@@ -261,7 +261,11 @@ fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
                 written.insert(pair(row)?);
             }
             None => match row.try_get("note")? {
-                Some(text) => notes.push(quota::note(row, text)?),
+                Some(text) => {
+                    let (job_type, note) = quota::note(row, text)?;
+                    unsettled |= note.due;
+                    notes.push((job_type, note));
+                }
                 None => unsettled = true,
             },
         }

@@ -7,6 +7,7 @@
 
 mod support;
 
+mod batches;
 mod cancel;
 mod chaos;
 mod checkpoints;
@@ -19,6 +20,8 @@ mod docs;
 mod doors;
 mod enqueue;
 mod fence;
+mod fleet;
+mod groups;
 mod hostile;
 mod http;
 mod http_connections;

@@ -45,7 +45,10 @@ async fn every_statement_prepares_on_a_migrated_database() {
 async fn o_13_o_14_the_claim_reads_its_index_whatever_lies_beside() {
     let db = Db::new().await;
     // Enough that a plan with a sort or a scan would look good to the planner.
-    db.store.bench_fill(20_000, 20_000, "mail").await.unwrap();
+    db.store
+        .bench_fill(20_000, 20_000, 20_000, 20_000, "mail")
+        .await
+        .unwrap();
     sqlx::query("insert into piecework.job (job_type, priority) select 'mail', 1 + n % 4 from generate_series(1, 30000) n")
         .execute(&db.pool)
         .await
