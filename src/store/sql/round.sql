@@ -148,8 +148,7 @@ from taken where note is not null
 union all
 select null, null, null, u.job_type, null, null, null, null, null, null, null, null, null, null, null, null, '{"groups": true}'
 from unnest($30::text[]) as u (job_type)
-where exists (select from piecework.job j where j.state = 'pending' and j.group_state = 2 and j.job_type = u.job_type)
-   or exists (select from piecework.job j where j.state = 'pending' and j.group_state = 1 and j.job_type = u.job_type)
+where piecework.has_groups(u.job_type)
 union all
 select null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
 where $25::int + $28::int > 0 and exists (select from piecework.key_todo)
