@@ -19,6 +19,7 @@ mod docs;
 mod doors;
 mod enqueue;
 mod fence;
+mod field_data;
 mod hostile;
 mod http;
 mod http_connections;
