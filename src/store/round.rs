@@ -259,11 +259,12 @@ fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
     })
 }
 
-/// The plan of a round, in a transaction that takes its setting back.
+/// The plan of a round, in a transaction that takes its setting back. With `run` it is carried out, and its buffers counted.
 pub(super) async fn plan(
     connection: &mut PgConnection,
     demand: &Demand,
     generic: bool,
+    run: bool,
 ) -> Result<Vec<String>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let mode = if generic {
@@ -275,7 +276,21 @@ pub(super) async fn plan(
         .bind(mode)
         .execute(&mut *transaction)
         .await?;
-    let text = concat!("explain (costs off) ", include_str!("sql/round.sql"));
+    macro_rules! explain {
+        ($how:literal) => {
+            concat!(
+                "explain (costs off",
+                $how,
+                ") ",
+                include_str!("sql/round.sql")
+            )
+        };
+    }
+    let text = if run {
+        explain!(", analyze, buffers, timing off, summary off")
+    } else {
+        explain!("")
+    };
     let rows = bind(text, &[], Some(demand))
         .fetch_all(&mut *transaction)
         .await?;

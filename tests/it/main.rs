@@ -20,6 +20,7 @@ mod doors;
 mod enqueue;
 mod fence;
 mod field_data;
+mod field_flat;
 mod hostile;
 mod http;
 mod http_connections;
