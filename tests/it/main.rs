@@ -21,6 +21,7 @@ mod enqueue;
 mod fence;
 mod field_data;
 mod field_flat;
+mod field_retry;
 mod hostile;
 mod http;
 mod http_connections;
