@@ -330,7 +330,10 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
             finish.failure.as_ref().map(|(_, text)| text.as_str())
         }))
         .bind(column(finishes, |finish| finish.output.as_deref()))
-        .bind(column(finishes, |finish| finish.plugin.as_slice()));
+        .bind(column(finishes, |finish| {
+            // No component ran.
+            (finish.plugin != [0; 32]).then_some(finish.plugin.as_slice())
+        }));
     bind_usage(query, finishes)
         .bind(column(finishes, |finish| {
             finish.progress.as_ref().map(|(percent, message)| {
