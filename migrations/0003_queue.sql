@@ -16,4 +16,7 @@ exception when out_of_memory or program_limit_exceeded then
   return null;
 end $$;
 
-revoke execute on function piecework.payload_text(jsonb) from public;
+-- Runners need not own the schema: a partition is made with the rights of its owner.
+alter function piecework.make_history_partitions(int) security definer set search_path = pg_catalog, pg_temp;
+
+revoke execute on function piecework.payload_text(jsonb), piecework.make_history_partitions(int) from public;

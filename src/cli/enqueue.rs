@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::value::RawValue;
 
-use super::{Ending, Misuse, block_on, database, open, print};
+use super::{Ending, Misuse, block_on, database, open_narrow, print};
 use crate::config::Config;
 use crate::job::{JobId, MAX_PAYLOAD_BYTES, check_json};
 use crate::store::{Error, NewJob, Store};
@@ -66,7 +66,7 @@ impl Enqueue {
             ordering_key: self.ordering_key.clone(),
         };
         block_on(async {
-            let store = open(&settings).await?;
+            let store = open_narrow(&settings).await?;
             let id = store.enqueue(&job).await.map_err(|error| {
                 if let Error::Refused { message } = error {
                     return anyhow::Error::new(Misuse(message));

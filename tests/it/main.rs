@@ -22,6 +22,7 @@ mod fence;
 mod field_data;
 mod field_flat;
 mod field_retry;
+mod field_roles;
 mod field_size;
 mod hostile;
 mod http;
