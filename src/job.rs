@@ -136,6 +136,8 @@ pub struct Claimed {
     pub max_attempts: u32,
     /// JSON text, digit for digit as PostgreSQL keeps it.
     pub payload: String,
+    /// The payload is larger than [`MAX_PAYLOAD_BYTES`] and was left in the database: the job is not to be run.
+    pub oversized: bool,
     /// Jobs with the same key run one after another.
     pub ordering_key: Option<String>,
     /// Whom it is for: groups take turns.
@@ -167,6 +169,8 @@ pub enum FailureClass {
     Trap,
     /// The guest returned something that is no JSON, or too large.
     BadResult,
+    /// The payload is larger than any may be; no handler has seen it.
+    PayloadTooLarge,
     /// The handler asked for a retry.
     GuestRetry,
     /// The handler gave the job up.
@@ -193,6 +197,7 @@ impl FailureClass {
             Self::OutOfMemory => "out_of_memory",
             Self::Trap => "trap",
             Self::BadResult => "bad_result",
+            Self::PayloadTooLarge => "payload_too_large",
             Self::GuestRetry => "guest_retry",
             Self::GuestDiscard => "guest_discard",
             Self::Snoozed => "snoozed",

@@ -1,13 +1,14 @@
 //! `piecework enqueue`
 
-use std::io::Read as _;
+use std::fs::File;
+use std::io::Read;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::value::RawValue;
 
-use super::{Ending, Misuse, block_on, database, open, print};
+use super::{Ending, Misuse, block_on, database, open_narrow, print};
 use crate::config::Config;
 use crate::job::{JobId, MAX_PAYLOAD_BYTES, check_json};
 use crate::store::{Error, NewJob, Store};
@@ -69,7 +70,7 @@ impl Enqueue {
             group_key: self.group_key.clone(),
         };
         block_on(async {
-            let store = open(&settings).await?;
+            let store = open_narrow(&settings).await?;
             let id = store.enqueue(&job).await.map_err(|error| {
                 if let Error::Refused { message } = error {
                     return anyhow::Error::new(Misuse(message));
@@ -160,23 +161,47 @@ impl Enqueue {
 /// [`Misuse`] when it cannot be read or is not JSON that the queue takes.
 pub(super) fn read_payload(argument: &str) -> anyhow::Result<String> {
     let (text, from) = match argument.strip_prefix('@') {
-        Some(path) => (
-            std::fs::read_to_string(path).map_err(|error| {
-                Misuse(format!("cannot read the payload file `{path}`: {error}"))
-            })?,
-            format!("in `{path}`"),
-        ),
+        Some(path) => {
+            let from = format!("in `{path}`");
+            let text = File::open(path)
+                .and_then(|file| {
+                    let size = file.metadata()?;
+                    // That of a pipe says nothing.
+                    read_bounded(file, size.is_file().then_some(size.len()))
+                })
+                .map_err(|error| {
+                    Misuse(format!("cannot read the payload file `{path}`: {error}"))
+                })?;
+            (text, from)
+        }
         None if argument == "-" => {
-            let mut text = String::new();
-            std::io::stdin()
-                .read_to_string(&mut text)
+            let text = read_bounded(std::io::stdin().lock(), None)
                 .context("read the payload from standard input")?;
             (text, "on standard input".into())
         }
-        None => (argument.to_owned(), "given".into()),
+        None => (Ok(argument.to_owned()), "given".into()),
     };
-    check_json(&text, MAX_PAYLOAD_BYTES).map_err(|error| {
-        Misuse(format!("the payload {from} is refused: {error}; it must be JSON text such as '{{\"to\":\"ann@example.test\"}}'"))
-    })?;
-    Ok(text)
+    text.and_then(|text| check_json(&text, MAX_PAYLOAD_BYTES).map(|()| text))
+        .map_err(|error| {
+            Misuse(format!("the payload {from} is refused: {error}; it must be JSON text such as '{{\"to\":\"ann@example.test\"}}'")).into()
+        })
+}
+
+/// Reads no more than a payload may have. The inner error says why it is none.
+fn read_bounded(source: impl Read, size: Option<u64>) -> std::io::Result<Result<String, String>> {
+    let limit = MAX_PAYLOAD_BYTES as u64;
+    if let Some(size) = size.filter(|size| *size > limit) {
+        return Ok(Err(format!("it has {size} bytes, the limit is {limit}")));
+    }
+    let mut bytes = Vec::new();
+    source.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_PAYLOAD_BYTES {
+        return Ok(Err(format!(
+            "it has more than {limit} bytes, which is the limit"
+        )));
+    }
+    Ok(
+        String::from_utf8(bytes)
+            .map_err(|error| format!("it is not UTF-8: {}", error.utf8_error())),
+    )
 }

@@ -65,6 +65,7 @@ impl Invoke {
             attempt: self.attempt,
             max_attempts: self.max_attempts,
             payload,
+            oversized: false,
             ordering_key: None,
             group_key: None,
             batch: None,

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{Ending, Misuse, block_on, database, open, print};
+use super::{Ending, Misuse, block_on, database, open_narrow, print};
 use crate::config::Config;
 use crate::job::JobId;
 use crate::store::{Error, Store};
@@ -175,7 +175,7 @@ impl Jobs {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
         let settings = database(config)?;
         block_on(async {
-            let store = open(&settings).await?;
+            let store = open_narrow(&settings).await?;
             match self.command {
                 Command::List(list) => {
                     let jobs = store

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use super::enqueue::read_payload;
-use super::{Ending, Misuse, block_on, database, open, print};
+use super::{Ending, Misuse, block_on, database, open_narrow, print};
 use crate::config::Config;
 use crate::store::{Error, NewJob, Store};
 
@@ -186,7 +186,7 @@ fn with_store(
     work: impl AsyncFnOnce(Store) -> anyhow::Result<Ending>,
 ) -> anyhow::Result<Ending> {
     let settings = database(config)?;
-    block_on(async { work(open(&settings).await?).await }).map_err(|error| {
+    block_on(async { work(open_narrow(&settings).await?).await }).map_err(|error| {
         match error.downcast::<Error>() {
             Ok(Error::Refused { message }) => Misuse(message).into(),
             Ok(error) => error.into(),

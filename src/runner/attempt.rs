@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Shared;
 use crate::engine::{StopReason, Ties};
-use crate::job::{Claimed, Disposition, Failure, FailureClass, Outcome, Usage};
+use crate::job::{Claimed, Disposition, Failure, FailureClass, MAX_PAYLOAD_BYTES, Outcome, Usage};
 use crate::plugins::Plugin;
 use crate::store::{Finish, Verdict};
 use crate::telemetry::Event;
@@ -47,6 +47,18 @@ pub(super) fn panicked(job: &Claimed) -> Finish {
         FailureClass::HostError,
         "the host failed while it ran the attempt; its log says more",
         Disposition::After(std::time::Duration::from_secs(5)),
+    );
+    not_run(job, &failure)
+}
+
+/// A job that no enqueue function let in: written to the table by hand. A retry would end the same.
+pub(super) fn oversized(job: &Claimed) -> Finish {
+    let failure = Failure::new(
+        FailureClass::PayloadTooLarge,
+        format!(
+            "the payload has more than {MAX_PAYLOAD_BYTES} bytes of JSON text, the limit; no handler was called"
+        ),
+        Disposition::Discard,
     );
     not_run(job, &failure)
 }

@@ -42,6 +42,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
         rounds: JoinSet::new(),
         asides: JoinSet::new(),
         claims: 0,
+        halvings: 0,
         outbox: Outbox::default(),
         slots,
         marks: Marks::default(),
@@ -74,6 +75,9 @@ struct Dispatch {
     asides: JoinSet<Result<(), Error>>,
     /// Rounds under way that claim.
     claims: usize,
+    /// Claims that fail ask for half as much the next time, good ones for twice: what is too much for one call is claimed in
+    /// parts.
+    halvings: u32,
     /// Ended and not yet on the way.
     outbox: Outbox,
     slots: Slots,
@@ -176,7 +180,8 @@ impl Dispatch {
             at_all,
             idle: self.idle,
         };
-        let demand = view.demand(&mut self.slots, runner, writes)?;
+        let mut demand = view.demand(&mut self.slots, runner, writes)?;
+        demand.halve(self.halvings);
         let order = view.order;
         self.slots.reserve(&demand);
         Some(Ask {
@@ -268,6 +273,8 @@ impl Dispatch {
                 if let Some(error) = &cycle.claim_failed {
                     tracing::warn!(%error, "the results were written, and the claim failed");
                     self.doubt_claim();
+                } else if round.ask.is_some() {
+                    self.halvings = self.halvings.saturating_sub(1);
                 }
                 if let Some(ask) = round.ask {
                     self.start(&ask, cycle).await;
@@ -290,7 +297,9 @@ impl Dispatch {
     }
 
     /// A claim may have been committed although its answer was lost.
-    fn doubt_claim(&self) {
+    fn doubt_claim(&mut self) {
+        // 2 to the 14th is more than the slots of any runner.
+        self.halvings = (self.halvings + 1).min(14);
         *self
             .shared
             .doubtful
@@ -416,17 +425,18 @@ impl Dispatch {
         }
         let serving = self.shared.registry.serving();
         for job in cycle.claimed {
-            match serving.get(&job.job_type) {
+            let finish = match serving.get(&job.job_type) {
+                Some(_) if job.oversized => attempt::oversized(&job),
                 Some(plugin) if self.drained_at.is_none() => {
-                    self.spawn(runner, plugin.clone(), job)
+                    self.spawn(runner, plugin.clone(), job);
+                    continue;
                 }
                 // Deleted, or told to stop, in this very moment: given back as if never claimed.
-                _ => {
-                    self.slots.take(&job.job_type);
-                    self.slots.give(&job.job_type);
-                    self.remember(attempt::give_back(&job), job.job_type, job.attempt);
-                }
-            }
+                _ => attempt::give_back(&job),
+            };
+            self.slots.take(&job.job_type);
+            self.slots.give(&job.job_type);
+            self.remember(finish, job.job_type, job.attempt);
         }
         // Looked at again, now that the attempts are in the list that a lost lease goes through.
         if *self.shared.identity.borrow() != Some(runner) {

@@ -101,13 +101,22 @@ impl Store {
         demand: &Demand,
         generic: bool,
     ) -> Result<Vec<String>, Error> {
+        self.plan(demand, generic, false).await
+    }
+
+    /// The plan of a claim that was carried out and rolled back, with the buffers that each step touched.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn bench_claim_buffers(&self, demand: &Demand) -> Result<Vec<String>, Error> {
+        self.plan(demand, true, true).await
+    }
+
+    async fn plan(&self, demand: &Demand, generic: bool, run: bool) -> Result<Vec<String>, Error> {
         let mut link = self.link().await?;
         let limit = link.limit;
-        let work = within(
-            limit,
-            super::round::plan(link.connection(), demand, generic),
-        )
-        .await;
+        let plan = super::round::plan(link.connection(), demand, generic, run);
+        let work = within(limit, plan).await;
         link.settle(work)
     }
 }

@@ -38,6 +38,15 @@ pub struct Demand {
     pub deadlines: BTreeMap<JobType, Duration>,
 }
 
+impl Demand {
+    /// Asks for fewer jobs: so many times the half, and at least one where any were asked for.
+    pub fn halve(&mut self, times: u32) {
+        for total in [&mut self.total, &mut self.quota_total] {
+            *total = (*total >> times).max((*total).min(1));
+        }
+    }
+}
+
 impl Store {
     /// Claims due jobs, in the order in which they are to be started. Committed when it returns.
     ///

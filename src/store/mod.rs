@@ -58,6 +58,9 @@ pub enum Error {
     /// The schema is missing, or not the one that this program needs.
     #[error("{0}")]
     Schema(String),
+    /// The database's role lacks a right.
+    #[error("{0}")]
+    Denied(String),
     /// Anything else that the database says.
     #[error("the database refused a statement: {0}")]
     Database(String),
@@ -95,8 +98,14 @@ impl From<sqlx::Error> for Error {
             .map_or_else(String::new, |hint| {
                 format!(" ({})", hint.trim_end_matches('.'))
             });
-        if code == "55P03" {
-            return Self::Locked(text);
+        match code.as_str() {
+            "55P03" => return Self::Locked(text),
+            "42501" => {
+                return Self::Denied(format!(
+                    "the database's role may not do this: {text}; docs/sql.md (Grants) lists what it needs"
+                ));
+            }
+            _ => {}
         }
         match code.get(..2).unwrap_or_default() {
             // Data exceptions, broken constraints, limits of the server such as the depth of its stack.

@@ -285,11 +285,12 @@ fn answer(finishes: &[Finish], rows: &[PgRow]) -> Result<Cycle, sqlx::Error> {
     })
 }
 
-/// The plan of a round, in a transaction that takes its setting back.
+/// The plan of a round, in a transaction that takes its setting back. With `run` it is carried out, and its buffers counted.
 pub(super) async fn plan(
     connection: &mut PgConnection,
     demand: &Demand,
     generic: bool,
+    run: bool,
 ) -> Result<Vec<String>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     let mode = if generic {
@@ -301,7 +302,21 @@ pub(super) async fn plan(
         .bind(mode)
         .execute(&mut *transaction)
         .await?;
-    let text = concat!("explain (costs off) ", include_str!("sql/round.sql"));
+    macro_rules! explain {
+        ($how:literal) => {
+            concat!(
+                "explain (costs off",
+                $how,
+                ") ",
+                include_str!("sql/round.sql")
+            )
+        };
+    }
+    let text = if run {
+        explain!(", analyze, buffers, timing off, summary off")
+    } else {
+        explain!("")
+    };
     let rows = bind(text, &[], Some(demand))
         .fetch_all(&mut *transaction)
         .await?;
@@ -347,7 +362,10 @@ fn bind<'q>(text: &'static str, finishes: &'q [Finish], demand: Option<&'q Deman
             finish.failure.as_ref().map(|(_, text)| text.as_str())
         }))
         .bind(column(finishes, |finish| finish.output.as_deref()))
-        .bind(column(finishes, |finish| finish.plugin.as_slice()));
+        .bind(column(finishes, |finish| {
+            // No component ran.
+            (finish.plugin != [0; 32]).then_some(finish.plugin.as_slice())
+        }));
     bind_usage(query, finishes)
         .bind(column(finishes, |finish| {
             finish.progress.as_ref().map(|(percent, message)| {

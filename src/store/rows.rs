@@ -39,6 +39,7 @@ impl<'r> Decode<'r, Postgres> for Timestamp {
 
 /// A claimed row of `round.sql`.
 pub(super) fn claimed(row: &PgRow) -> Result<Claimed, sqlx::Error> {
+    let payload: Option<String> = row.try_get("payload")?;
     let count = |name: &str| row.try_get::<i32, _>(name).map(i32::cast_unsigned);
     Ok(Claimed {
         id: JobId(row.try_get("id")?),
@@ -48,7 +49,8 @@ pub(super) fn claimed(row: &PgRow) -> Result<Claimed, sqlx::Error> {
         due_at: row.try_get("due_at")?,
         attempt: count("attempt")?,
         max_attempts: count("max_attempts")?,
-        payload: row.try_get("payload")?,
+        oversized: payload.is_none(),
+        payload: payload.unwrap_or_default(),
         ordering_key: row.try_get("ordering_key")?,
         group_key: row.try_get("group_key")?,
         batch: row.try_get::<Option<i64>, _>("batch")?.map(JobId),

@@ -238,6 +238,7 @@ fn job(payload: &str) -> Claimed {
         attempt: 1,
         max_attempts: 1,
         payload: payload.to_owned(),
+        oversized: false,
         ordering_key: None,
         group_key: None,
         batch: None,

@@ -139,7 +139,7 @@ from gone
 union all
 select false, id, claim, null, null, null, null, null, null, null, null, null, null, null, null, null, null from again
 union all
-select true, id, claim, job_type, priority, due_at, attempt, max_attempts, payload::text, ordering_key, enqueued_at, parent,
+select true, id, claim, job_type, priority, due_at, attempt, max_attempts, piecework.payload_text(payload), ordering_key, enqueued_at, parent,
        root, checkpoint::text, batch, group_key, null
 from claimed
 union all

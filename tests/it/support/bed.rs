@@ -93,6 +93,7 @@ pub(crate) fn job(payload: &str) -> Claimed {
         attempt: 1,
         max_attempts: 3,
         payload: payload.into(),
+        oversized: false,
         ordering_key: None,
         group_key: None,
         batch: None,

@@ -3,6 +3,7 @@
 pub(crate) mod bed;
 pub(crate) mod caller;
 pub(crate) mod db;
+pub(crate) mod field;
 pub(crate) mod guests;
 pub(crate) mod process;
 pub(crate) mod relay;

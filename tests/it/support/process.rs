@@ -143,6 +143,14 @@ impl Host {
         self.says("runner registered").await;
     }
 
+    /// The most memory that it has had so far, in bytes, as the system counts it.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1));
+        kib.unwrap().parse::<u64>().unwrap() * 1024
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
