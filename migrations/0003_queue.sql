@@ -6,7 +6,7 @@
 -- host. 0: nothing is kept.
 create table piecework.retention (
   state         piecework.job_state primary key check (state in ('done', 'failed', 'cancelled')),
-  keep          interval    not null check (keep >= interval '0' and keep <= interval '100 years')
+  keep          interval    not null check (keep >= interval '0' and extract(epoch from keep) <= 3155760000)
 );
 insert into piecework.retention (state, keep) values ('done', '7 days'), ('failed', '90 days'), ('cancelled', '30 days');
 -- No secret, and `cancel` reads it with the rights of its caller.
@@ -21,7 +21,7 @@ begin
     raise exception using errcode = '22023', message = format('jobs do not end as %s', coalesce(keep.state, 'null')),
       hint = 'The state is done, failed or cancelled.';
   end if;
-  if keep.keep is null or keep.keep < interval '0' or keep.keep > interval '100 years' then
+  if keep.keep is null or keep.keep < interval '0' or extract(epoch from keep.keep) > 3155760000 then
     raise exception using errcode = '22023', message = format('jobs cannot be kept for %s', coalesce(keep.keep::text, 'null')),
       hint = 'The time lies between 0, which keeps nothing, and 100 years.';
   end if;

@@ -23,6 +23,7 @@ kept as (
   select id, job_type, 'failed', priority, due_at, attempt, max_attempts, unique_key, ordering_key, enqueued_at, started_at,
          payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, checkpoint, trace_context
   from gone
+  where not exists (select from piecework.retention r where r.state = 'failed' and r.keep = interval '0')
 ),
 -- Their keys are looked at when a runner settles: this statement waits for no lock.
 ended as (
