@@ -214,13 +214,16 @@ end $$;
 create or replace function piecework.root_of(job bigint) returns bigint language plpgsql stable as $$
 declare
   root bigint;
+  day timestamptz;
 begin
   select coalesce(j.root, j.id) into root from piecework.job j where j.id = root_of.job;
   if found then
     return root;
   end if;
-  execute 'select coalesce(h.root, h.id) from piecework.job_history h where h.id = $1 and h.finished_at > $2 order by h.finished_at desc limit 1'
-    into root using root_of.job, date_trunc('day', now() at time zone 'utc') at time zone 'utc' - interval '1 day';
+  day := date_trunc('day', now() at time zone 'utc') at time zone 'utc';
+  execute 'select coalesce(h.root, h.id) from piecework.job_history h where h.id = $1 and h.finished_at >= $2 and h.finished_at < $3
+           order by h.finished_at desc limit 1'
+    into root using root_of.job, day - interval '1 day', day + interval '1 day';
   if root is null then
     select coalesce(h.root, h.id) into root from piecework.job_history h where h.id = root_of.job order by h.finished_at desc limit 1;
   end if;

@@ -23,12 +23,13 @@ held (job_type) as (
 -- One arm for each index. The sorts are none, since the indexes have that order; without them the planner would take the
 -- first 10,000 rows of a scan of the table.
 counted as materialized (
-  select r.job_type, d.n as due, 0 as blocked, l.n as later, 0 as running, o.due_at as oldest
+  select r.job_type, d.n as due, 0 as blocked, l.n as later, 0 as running, d.oldest
   from ready r
   cross join generate_series(1, 4) p
+  -- One look for both: under a pinned horizon it wades through what was claimed before, 60 ms for 400,000 entries.
   cross join lateral (
-    select count(*) as n from (
-      select from piecework.job j
+    select count(*) as n, min(j.due_at) as oldest from (
+      select j.due_at from piecework.job j
       where j.state = 'pending' and not j.blocked and j.job_type = r.job_type and j.priority = p and j.due_at <= now()
       order by j.due_at, j.id limit 10000) j) d
   cross join lateral (
@@ -36,10 +37,6 @@ counted as materialized (
       select from piecework.job j
       where j.state = 'pending' and not j.blocked and j.job_type = r.job_type and j.priority = p and j.due_at > now()
       order by j.due_at, j.id limit 10000) j) l
-  left join lateral (
-    select j.due_at from piecework.job j
-    where j.state = 'pending' and not j.blocked and j.job_type = r.job_type and j.priority = p and j.due_at <= now()
-    order by j.due_at, j.id limit 1) o on true
   where r.job_type is not null
   union all
   select h.job_type, 0, d.n, l.n, 0, null
