@@ -95,8 +95,8 @@ begin
     select c.relname, n.day_end
     from pg_inherits i
     join pg_class c on c.oid = i.inhrelid
-    cross join lateral (select (to_date(substr(c.relname, 13), 'YYYYMMDD') + 1)::timestamp at time zone 'utc' as day_end) n
-    where i.inhparent = 'piecework.job_history'::regclass and c.relname ~ '^job_history_2\d{7}$'
+    cross join lateral (select (to_date(substring(c.relname from '^job_history_(2\d{7})$'), 'YYYYMMDD') + 1)::timestamp at time zone 'utc' as day_end) n
+    where i.inhparent = 'piecework.job_history'::regclass
       and n.day_end <= now() - interval '1 hour'
       and case when c.relkind = 'p' then not exists (select from pg_inherits l where l.inhparent = c.oid)
                else n.day_end <= now() - longest end
@@ -119,8 +119,8 @@ begin
     join pg_inherits k on k.inhparent = c.oid
     join pg_class l on l.oid = k.inhrelid
     join piecework.retention r on l.relname = c.relname || '_' || r.state
-    cross join lateral (select (to_date(substr(c.relname, 13), 'YYYYMMDD') + 1)::timestamp at time zone 'utc' as day_end) n
-    where i.inhparent = 'piecework.job_history'::regclass and c.relname ~ '^job_history_2\d{7}$'
+    cross join lateral (select (to_date(substring(c.relname from '^job_history_(2\d{7})$'), 'YYYYMMDD') + 1)::timestamp at time zone 'utc' as day_end) n
+    where i.inhparent = 'piecework.job_history'::regclass
       and n.day_end <= now() - greatest(r.keep, interval '1 hour')
     order by n.day_end, l.relname limit greatest(drop_old_history.most, 0)
   loop
@@ -152,6 +152,7 @@ create index job_history_default_old on piecework.job_history_default (state, fi
 do $$
 declare
   partition text;
+  patience text := current_setting('lock_timeout');
 begin
   if exists (select from piecework.job_history) then
     return;
@@ -169,6 +170,7 @@ begin
     raise exception using errcode = '55P03';
   end if;
   perform piecework.make_history_partitions();
+  perform set_config('lock_timeout', patience, true);
 exception when lock_not_available then
   null;
 end $$;
@@ -321,7 +323,8 @@ begin
   return started;
 end $$;
 
--- Jobs that wait for an earlier one of their key, by type: for counting. Jobs without a key are not in it.
+-- Jobs that wait for an earlier one of their key, by type: for counting. Jobs without a key are not in it. With a million that wait it
+-- takes 1.4 s, for which enqueues, claims and finishes wait.
 create index job_blocked on piecework.job (job_type, due_at) where state = 'pending' and blocked;
 
 -- How many jobs ended since then, by type and state. Reads at most about 1,000 pages (8 MB) of each table that it looks into: what fits is
@@ -335,8 +338,8 @@ declare
   share float8;
 begin
   for part in
-    select t.relid from pg_partition_tree('piecework.job_history') t join pg_class c on c.oid = t.relid
-    where t.isleaf and (
+    select c.oid as relid from pg_class c
+    where c.relnamespace = 'piecework'::regnamespace and c.relkind = 'r' and c.relname ~ '^job_history_(default$|2\d{7})' and (
       c.relname = 'job_history_default'
       or substr(c.relname, 13, 8) between to_char((now() - finished_since.ago) at time zone 'utc', 'YYYYMMDD')
                                       and to_char(now() at time zone 'utc', 'YYYYMMDD'))
@@ -350,5 +353,5 @@ begin
 end $$;
 
 revoke execute on all functions in schema piecework from public;
--- Part of `retry` and `retry_all`; it works with the rights of whoever calls those, who need no new grant so.
+-- After the revoke. Part of `retry` and `retry_all`; it works with the rights of whoever calls those, who need no new grant so.
 grant execute on function piecework.start_anew to public;

@@ -308,7 +308,10 @@ async fn nothing_is_kept_for_no_time() {
         .remove(0);
     assert_eq!(job.id, first);
     let end = finish(&job, Verdict::Done(None));
-    db.store.round(&[end.clone()], None).await.unwrap();
+    db.store
+        .round(std::slice::from_ref(&end), None)
+        .await
+        .unwrap();
     assert_eq!(db.store.enqueue(&keyed).await.unwrap(), first);
     // What cannot be known any more: that the round had been written.
     let again = db.store.round(&[end], None).await.unwrap();
@@ -466,5 +469,48 @@ async fn lists_and_retries_leave_the_tables_of_other_states_alone() {
         Some("pending")
     );
     assert_eq!(kept(&db).await, ["3 done", "5 done"]);
+    db.drop().await;
+}
+
+/// The chain of a parent is found wherever it ended; without a trace of it, it is the first.
+#[tokio::test]
+async fn the_chain_of_an_ended_job_is_found_on_any_day() {
+    let db = Db::new().await;
+    let me = runner(&db).await;
+    old_day(&db, 5, false).await;
+    sqlx::raw_sql("update piecework.job_history set root = 7 where id = -51")
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    assert_eq!(db.number("select piecework.root_of(-51)").await, 7);
+    assert_eq!(db.number("select piecework.root_of(-52)").await, -52);
+    assert_eq!(db.number("select piecework.root_of(4711)").await, 4711);
+    let id = ended_as(&db, me, Verdict::Done(None)).await;
+    sqlx::query("update piecework.job_history set root = 8 where id = $1")
+        .bind(id.0)
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    let root = db.text("select piecework.root_of($1)::text", id).await;
+    assert_eq!(root.as_deref(), Some("8"));
+    db.drop().await;
+}
+
+#[tokio::test]
+async fn one_host_at_a_time_drops() {
+    let db = Db::new().await;
+    old_day(&db, 100, false).await;
+    let mut other = PgConnection::connect(db.url()).await.unwrap();
+    let mut transaction = other.begin().await.unwrap();
+    let first: Vec<String> =
+        sqlx::query_scalar("select dropped from piecework.drop_old_history(1)")
+            .fetch_all(&mut *transaction)
+            .await
+            .unwrap();
+    assert_eq!(first.len(), 1);
+    assert!(db.store.drop_old_history().await.unwrap().is_empty());
+    transaction.rollback().await.unwrap();
+    other.close().await.unwrap();
+    assert_eq!(drop_all(&db).await, (4, 0));
     db.drop().await;
 }
