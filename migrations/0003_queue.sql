@@ -106,11 +106,16 @@ begin
   left join lateral (
     select true as found from piecework.job j where j.batch = b.id and j.id <> b.id limit 1) m on true
   where m.found is null;
+  -- Apart from the update, and found by their ids: more conditions there would invite the index of all blocked jobs. One that somebody
+  -- has locked is found later, like those of note_idle_keys.sql.
+  select array_agg(f.id) into over
+  from (select j.id, j.batch, j.state, j.blocked, j.group_state from piecework.job j where j.id = any (over) for update skip locked) f
+  where f.batch = f.id and f.state = 'pending' and f.blocked and coalesce(f.group_state, 0) = 0;
   update piecework.job j
   -- Ahead of the low-water marks of the runners, whatever its time was.
   set blocked = j.group_key is not null, due_at = greatest(j.due_at, clock_timestamp()),
       group_state = case when j.group_key is not null then case when j.due_at > clock_timestamp() then 1 else 2 end end
-  where j.id = any (over) and j.batch = j.id and j.state = 'pending' and j.blocked and coalesce(j.group_state, 0) = 0;
+  where j.id = any (over);
   perform piecework.wake(array(select distinct j.job_type from piecework.job j where j.id = any (over)));
 end $$;
 
@@ -164,7 +169,7 @@ begin
 end $$;
 
 -- Functions that gain a parameter are made anew; whoever could execute them can execute the new ones.
-create temporary table piecework_grant on commit drop as
+create table piecework.grant_before as
 select p.proname, a.grantee, a.is_grantable
 from pg_proc p cross join lateral aclexplode(p.proacl) a
 where p.pronamespace = 'piecework'::regnamespace and p.proname in ('enqueue', 'publish') and a.grantee not in (0, p.proowner);
@@ -1093,8 +1098,9 @@ exception when out_of_memory or program_limit_exceeded then
   return null;
 end $$;
 
--- Runners need not own the schema: a partition is made with the rights of its owner.
+-- Runners need not own the schema: partitions are made and dropped with the rights of its owner.
 alter function piecework.make_history_partitions(int) security definer set search_path = pg_catalog, pg_temp;
+alter function piecework.drop_old_history(int) security definer set search_path = pg_catalog, pg_temp;
 
 -- The same view; what is new comes last. `blocked` is about ordering keys and batches.
 create or replace view piecework.jobs as
@@ -1125,8 +1131,9 @@ do $$
 declare
   kept record;
 begin
-  for kept in select g.proname, r.rolname, g.is_grantable from piecework_grant g join pg_roles r on r.oid = g.grantee loop
+  for kept in select g.proname, r.rolname, g.is_grantable from piecework.grant_before g join pg_roles r on r.oid = g.grantee loop
     execute format('grant execute on function piecework.%I to %I %s', kept.proname, kept.rolname,
                    case when kept.is_grantable then 'with grant option' else '' end);
   end loop;
 end $$;
+drop table piecework.grant_before;

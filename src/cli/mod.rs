@@ -22,6 +22,7 @@ mod migrate;
 mod plugins;
 mod print;
 mod queue;
+mod retention;
 mod run;
 mod status;
 
@@ -60,6 +61,7 @@ enum Command {
     Pause(queue::Pause),
     Resume(queue::Resume),
     Topics(queue::Topics),
+    Retention(retention::Retention),
     Plugins(plugins::Plugins),
     Invoke(invoke::Invoke),
     Status(status::Status),
@@ -135,6 +137,7 @@ impl Cli {
             Command::Pause(command) => command.run(&config),
             Command::Resume(command) => command.run(&config),
             Command::Topics(command) => command.run(&config),
+            Command::Retention(command) => command.run(&config),
             Command::Plugins(command) => command.run(&config),
             Command::Invoke(command) => command.run(&config),
             Command::Status(command) => command.run(&config),

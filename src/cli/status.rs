@@ -1,11 +1,16 @@
 //! `piecework status`
 
+use std::time::Duration;
+
 use clap::Args;
 
 use super::{Ending, block_on, database, open, print};
 use crate::config::Config;
 
-/// Show the runners, and the pending and running jobs by type
+/// What counts as lately for jobs that ended.
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Show the runners, the pending and running jobs by type, and those that ended in the last day
 #[derive(Debug, Args)]
 pub(super) struct Status {
     /// Print JSON
@@ -20,8 +25,14 @@ impl Status {
             let store = open(&settings).await?;
             let runners = store.status_runners().await?;
             let jobs = store.status_jobs().await?;
+            let finished = store.status_finished(DAY).await?;
             if self.json {
-                print::json(&serde_json::json!({ "runners": runners, "job_types": jobs }))?;
+                print::json(&serde_json::json!({
+                    "runners": runners,
+                    "job_types": jobs,
+                    "finished": finished,
+                    "finished_seconds": DAY.as_secs(),
+                }))?;
                 return Ok(Ending::Done);
             }
             let mut rows = vec![
@@ -66,9 +77,9 @@ impl Status {
             rows.extend(jobs.iter().map(|line| {
                 vec![
                     print::short(&line.job_type, 40),
-                    line.due.to_string(),
-                    line.blocked.to_string(),
-                    line.later.to_string(),
+                    number(line.due, "due", &line.estimated),
+                    number(line.blocked, "blocked", &line.estimated),
+                    number(line.later, "later", &line.estimated),
                     line.running.to_string(),
                     line.oldest_due_seconds
                         .map_or_else(String::new, |seconds| format!("{seconds:.1} s")),
@@ -82,7 +93,37 @@ impl Status {
                 ]
             }));
             print::table(&rows)?;
+            if finished.is_empty() {
+                return Ok(Ending::Done);
+            }
+            print::line("")?;
+            let mut rows = vec![
+                ["ENDED IN 24 H", "DONE", "FAILED", "CANCELLED"]
+                    .map(str::to_owned)
+                    .to_vec(),
+            ];
+            rows.extend(finished.iter().map(|line| {
+                vec![
+                    print::short(&line.job_type, 40),
+                    number(line.done, "done", &line.estimated),
+                    number(line.failed, "failed", &line.estimated),
+                    number(line.cancelled, "cancelled", &line.estimated),
+                ]
+            }));
+            print::table(&rows)?;
             Ok(Ending::Done)
         })
     }
+}
+
+/// An estimate is marked, and shown with two digits, which is what it is good for.
+fn number(value: i64, name: &str, estimated: &[String]) -> String {
+    if !estimated.iter().any(|estimate| estimate == name) {
+        return value.to_string();
+    }
+    let mut unit = 1;
+    while value / unit >= 100 {
+        unit *= 10;
+    }
+    format!("~{}", (value + unit / 2) / unit * unit)
 }

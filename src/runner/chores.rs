@@ -120,7 +120,36 @@ pub(super) async fn report_progress(shared: Arc<Shared>) {
     }
 }
 
-/// Makes history partitions ahead, forgets old runners and unique keys whose time is over.
+/// Calls in a row that drop history. Ten tables each are months of it; what is left then waits for the next hour.
+const DROPS: u32 = 100;
+
+/// Drops history that has been kept long enough, step by step.
+async fn drop_old_history(shared: &Shared) -> Result<(), crate::store::Error> {
+    for _ in 0..DROPS {
+        let dropped = shared.store.drop_old_history().await?;
+        let mut put_off = false;
+        for step in &dropped {
+            let table = &step.table;
+            if step.put_off {
+                put_off = true;
+                tracing::info!(
+                    table,
+                    "old history is being read, or something depends on it; it will be dropped later"
+                );
+            } else if let Some(jobs) = step.jobs {
+                tracing::info!(table, jobs, "old history deleted");
+            } else {
+                tracing::info!(table, "old history dropped");
+            }
+        }
+        if dropped.is_empty() || put_off {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Makes history partitions ahead and drops old ones, forgets old runners and unique keys whose time is over.
 pub(super) async fn keep_house(shared: Arc<Shared>) {
     loop {
         match shared.store.make_history_partitions().await {
@@ -129,6 +158,9 @@ pub(super) async fn keep_house(shared: Arc<Shared>) {
             Err(error) => {
                 tracing::warn!(%error, "history partitions could not be made; there are days left to try again")
             }
+        }
+        if let Err(error) = drop_old_history(&shared).await {
+            tracing::warn!(%error, "old history could not be dropped; it is tried again in an hour");
         }
         if let Err(error) = shared.store.prune_runners().await {
             tracing::warn!(%error, "old runners could not be forgotten");

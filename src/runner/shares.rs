@@ -70,6 +70,7 @@ mod tests {
             parent: None,
             root: JobId(1),
             checkpoint: None,
+            oversized: false,
         }
     }
 

@@ -28,13 +28,15 @@ mod scratch;
 
 pub use bench::{Counters, Pin};
 pub use checkpoints::{Save, Saved};
+pub use chores::Dropped;
 pub use claim::{Demand, Pick};
 pub use enqueue::NewJob;
 pub use finish::{Ended, Finish, Verdict};
 pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;
-pub use query::{JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
+pub use query::{FinishedLine, JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
+pub use queue::Retention;
 pub use quota::{Known, Note, Quota};
 pub use round::Cycle;
 pub use scratch::Scratch;

@@ -68,10 +68,27 @@ pub struct TypeLine {
     pub running: i64,
     /// How long the oldest due job has waited, in seconds.
     pub oldest_due_seconds: Option<f64>,
+    /// Which of `due`, `blocked` and `later` are too many to count, and estimated.
+    pub estimated: Vec<String>,
     /// False: no live runner has a plugin for it.
     pub served: bool,
     /// None of them is started until it is resumed.
     pub paused: bool,
+}
+
+/// Jobs of one type that ended lately.
+#[derive(Clone, Debug, Serialize)]
+pub struct FinishedLine {
+    /// The job type.
+    pub job_type: String,
+    /// Ended well.
+    pub done: i64,
+    /// Failed for good.
+    pub failed: i64,
+    /// Were cancelled.
+    pub cancelled: i64,
+    /// Which of the three are too many to count, and estimated.
+    pub estimated: Vec<String>,
 }
 
 /// One runner.
@@ -119,14 +136,18 @@ impl Store {
         job_type: Option<&str>,
         most: u32,
     ) -> Result<Vec<JobLine>, Error> {
-        let rows = self
-            .all(
-                sqlx::query(include_str!("sql/jobs_list.sql"))
-                    .bind(state)
-                    .bind(job_type)
-                    .bind(i32::try_from(most).unwrap_or(i32::MAX)),
-            )
-            .await?;
+        // Not one statement for all: it would be planned for any state, and look through all of the history for 50 failed jobs.
+        let query = match state {
+            None => sqlx::query(include_str!("sql/jobs_list.sql")),
+            Some(state @ ("pending" | "running")) => {
+                sqlx::query(include_str!("sql/jobs_list_waiting.sql")).bind(state)
+            }
+            Some(state) => sqlx::query(include_str!("sql/jobs_list_ended.sql")).bind(state),
+        };
+        let query = query
+            .bind(job_type)
+            .bind(i32::try_from(most).unwrap_or(i32::MAX));
+        let rows = self.all(query).await?;
         Ok(rows.iter().map(job_line).collect::<Result<_, _>>()?)
     }
 
@@ -161,7 +182,29 @@ impl Store {
         Ok(row.map(state).transpose()?)
     }
 
-    /// Pending and running jobs by type.
+    /// Jobs that ended in the time until now, by type. Where there are many the figures come from a sample.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn status_finished(
+        &self,
+        within: std::time::Duration,
+    ) -> Result<Vec<FinishedLine>, Error> {
+        let query = sqlx::query(include_str!("sql/status_finished.sql")).bind(within.as_secs_f64());
+        let rows = self.all(query).await?;
+        let line = |row: &PgRow| {
+            Ok::<_, sqlx::Error>(FinishedLine {
+                job_type: row.try_get("job_type")?,
+                done: row.try_get("done")?,
+                failed: row.try_get("failed")?,
+                cancelled: row.try_get("cancelled")?,
+                estimated: row.try_get("estimated")?,
+            })
+        };
+        Ok(rows.iter().map(line).collect::<Result<_, _>>()?)
+    }
+
+    /// Pending and running jobs by type. Many jobs are not counted one by one: see [`TypeLine::estimated`].
     ///
     /// # Errors
     /// As every call to the database.
@@ -177,6 +220,7 @@ impl Store {
                 later: row.try_get("later")?,
                 running: row.try_get("running")?,
                 oldest_due_seconds: row.try_get("oldest_due_seconds")?,
+                estimated: row.try_get("estimated")?,
                 served: row.try_get("served")?,
                 paused: row.try_get("paused")?,
             })

@@ -1,10 +1,22 @@
 //! What people do with the queue: cancel and retry jobs, pause job types, subscribe them to topics. All of it through the SQL
 //! functions that everybody else calls.
 
+use std::time::Duration;
+
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
 use super::{Error, Store};
 use crate::job::JobId;
+
+/// How long jobs that ended in a state are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// `done`, `failed` or `cancelled`.
+    pub state: String,
+    /// Zero: not at all.
+    pub keep: Duration,
+}
 
 impl Store {
     /// Cancels a job. Returns the state that it has from now on, `cancelled` unless it had ended before; `None` when there
@@ -107,5 +119,38 @@ impl Store {
             )
             .await?;
         Ok(row.try_get("cancelled")?)
+    }
+
+    /// How long ended jobs are kept, for each state.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn retention(&self) -> Result<Vec<Retention>, Error> {
+        let rows = self
+            .all(sqlx::query(include_str!("sql/retention.sql")))
+            .await?;
+        let line = |row: &PgRow| {
+            let seconds: f64 = row.try_get("keep_seconds")?;
+            Ok::<_, sqlx::Error>(Retention {
+                state: row.try_get("state")?,
+                keep: Duration::try_from_secs_f64(seconds).unwrap_or_default(),
+            })
+        };
+        Ok(rows.iter().map(line).collect::<Result<_, _>>()?)
+    }
+
+    /// From now on keeps jobs that ended in `state` this long; zero keeps none. Returns whether that changed anything.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for another state, or more than 100 years.
+    pub async fn keep(&self, state: &str, keep: Duration) -> Result<bool, Error> {
+        let row = self
+            .one(
+                sqlx::query(include_str!("sql/keep.sql"))
+                    .bind(state)
+                    .bind(keep.as_secs_f64()),
+            )
+            .await?;
+        Ok(row.try_get("changed")?)
     }
 }

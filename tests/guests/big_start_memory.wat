@@ -5,7 +5,7 @@
     (type $j (record
       (field "id" string) (field "job-type" string) (field "payload" string)
       (field "attempt" u32) (field "max-attempts" u32) (field "idempotency-key" string)
-      (field "ordering-key" (option string)) (field "enqueued-at" string) (field "due-at" string)
+      (field "ordering-key" (option string)) (field "group-key" (option string)) (field "enqueued-at" string) (field "due-at" string)
       (field "parent" (option string))))
     (export "job" (type (eq $j)))
     (type $d (variant (case "retry") (case "retry-after" u32) (case "snooze" u32) (case "discard")))

@@ -455,3 +455,84 @@ fn a_handler_is_invoked_without_a_database() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("outcome    timeout"));
 }
+
+#[tokio::test]
+async fn retention_is_shown_and_set_for_the_fleet() {
+    let folder = Folder::new();
+    let here = folder.path();
+    let db = Db::new().await;
+    let shown = run(Some(&db), here, &["retention"]);
+    let shown = text(&shown.stdout);
+    for line in [
+        "done       7 days",
+        "failed     90 days",
+        "cancelled  30 days",
+    ] {
+        assert!(shown.contains(line), "{shown}");
+    }
+    let set = ["retention", "--done", "0s", "--failed", "36h", "--json"];
+    let set = run(Some(&db), here, &set);
+    let lines: serde_json::Value = serde_json::from_slice(&set.stdout).unwrap();
+    let expected = serde_json::json!([
+        { "state": "done", "keep_seconds": 0.0 },
+        { "state": "failed", "keep_seconds": 129_600.0 },
+        { "state": "cancelled", "keep_seconds": 2_592_000.0 },
+    ]);
+    assert_eq!(lines, expected);
+    assert!(text(&run(Some(&db), here, &["retention"]).stdout).contains("not at all"));
+    // All of it or nothing.
+    let refusal = run(
+        Some(&db),
+        here,
+        &["retention", "--failed", "1h", "--cancelled", "101years"],
+    );
+    refused(
+        &refusal,
+        2,
+        "--cancelled: jobs are kept for 100 years at most",
+    );
+    let full = run(Some(&db), here, &["retention", "--failed", "100years"]);
+    assert_eq!(full.status.code(), Some(0), "{}", text(&full.stderr));
+    let odd = run(Some(&db), here, &["retention", "--done", "a while"]);
+    assert_eq!(odd.status.code(), Some(2));
+    db.drop().await;
+}
+
+#[tokio::test]
+async fn status_says_what_waits_and_what_has_ended() {
+    let folder = Folder::new();
+    let here = folder.path();
+    let db = Db::new().await;
+    db.enqueue("mail", "{}").await;
+    let id = db.enqueue("mail", "{}").await;
+    db.store.cancel(id).await.unwrap();
+    sqlx::query(
+        "insert into piecework.job (job_type) select 'many' from generate_series(1, 123456)",
+    )
+    .execute(&db.pool)
+    .await
+    .unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&run(Some(&db), here, &["status", "--json"]).stdout).unwrap();
+    let mail = &json["job_types"][0];
+    assert_eq!(
+        (&mail["job_type"], &mail["due"]),
+        (&"mail".into(), &1.into())
+    );
+    assert_eq!(mail["estimated"], serde_json::json!([]));
+    assert_eq!(
+        json["job_types"][1]["estimated"],
+        serde_json::json!(["due"])
+    );
+    let ended = serde_json::json!([
+        { "job_type": "mail", "done": 0, "failed": 0, "cancelled": 1, "estimated": [] }
+    ]);
+    assert_eq!(json["finished"], ended);
+    assert_eq!(json["finished_seconds"], 86_400);
+    let shown = text(&run(Some(&db), here, &["status"]).stdout);
+    assert!(
+        shown.contains("~1") && shown.contains("ENDED IN 24 H"),
+        "{shown}"
+    );
+    db.drop().await;
+}

@@ -1,5 +1,6 @@
 //! Many hosts that start on an empty database: one migrates, the others wait and carry on.
 
+use piecework::job::JobId;
 use piecework::store::Store;
 use rustix::process::Signal;
 use sqlx::Connection;
@@ -9,6 +10,7 @@ use crate::support::guests::Folder;
 use crate::support::process::Host;
 
 const HOSTS: usize = 10;
+const HOUR: std::time::Duration = std::time::Duration::from_secs(3600);
 // Ten pools of instances would only use up address space.
 const SETTINGS: &str = "[database]\nconnections = 3\n[engine]\npooling = false";
 const WAITING: &str = "another host migrates the database; waiting for it";
@@ -96,23 +98,113 @@ async fn all_work(db: &Db, mut hosts: Vec<Host>) {
     }
 }
 
-/// A queue of version 1 with many jobs, while statements as its runners send them go on.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_of_version_1_is_migrated_while_it_works() {
+/// A queue as this version made it.
+async fn queue_of(version: usize) -> Db {
     let db = Db::empty().await;
     sqlx::raw_sql(
         "create schema piecework;
          create table piecework.migration (
-           version int primary key, name text not null, applied_at timestamptz not null default clock_timestamp());
-         insert into piecework.migration (version, name) values (1, 'init')",
+           version int primary key, name text not null, applied_at timestamptz not null default clock_timestamp())",
     )
     .execute(&db.pool)
     .await
     .unwrap();
-    sqlx::raw_sql(include_str!("../../migrations/0001_init.sql"))
-        .execute(&db.pool)
-        .await
-        .unwrap();
+    for (place, text) in [
+        include_str!("../../migrations/0001_init.sql"),
+        include_str!("../../migrations/0002_keys.sql"),
+    ]
+    .into_iter()
+    .take(version)
+    .enumerate()
+    {
+        sqlx::raw_sql(text).execute(&db.pool).await.unwrap();
+        sqlx::query("insert into piecework.migration (version, name) values ($1, 'as it was')")
+            .bind(i32::try_from(place).unwrap() + 1)
+            .execute(&db.pool)
+            .await
+            .unwrap();
+    }
+    db
+}
+
+/// What version 2 has kept stays where it is; the days to come are of the new form, and both are dropped in their time.
+#[tokio::test]
+async fn the_history_of_version_2_stays_in_its_tables() {
+    let db = queue_of(2).await;
+    sqlx::raw_sql(
+        "insert into piecework.job_history (id, job_type, state, priority, due_at, attempt, max_attempts, enqueued_at, payload)
+         values (1, 'a', 'done', 2, now(), 1, 5, now(), '{}'), (2, 'a', 'failed', 2, now(), 1, 5, now(), '{}'),
+                (3, 'a', 'cancelled', 2, now(), 1, 5, now(), '{}')",
+    )
+    .execute(&db.pool)
+    .await
+    .unwrap();
+    db.store.migrate().await.unwrap();
+    let leaves = "select count(*) from pg_partition_tree('piecework.job_history') where isleaf";
+    assert_eq!(
+        db.number(leaves).await,
+        9,
+        "nothing was moved, nothing made"
+    );
+    assert_eq!(
+        db.number("select piecework.make_history_partitions(9)::bigint")
+            .await,
+        2
+    );
+    assert_eq!(db.number(leaves).await, 9 + 2 * 3);
+    // Today's table is of the old form, and everything works on it.
+    assert_eq!(
+        db.store
+            .jobs_list(Some("failed"), None, 9)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(
+        db.store.retry(JobId(2)).await.unwrap().as_deref(),
+        Some("pending")
+    );
+    assert_eq!(
+        db.store.cancel(JobId(2)).await.unwrap().as_deref(),
+        Some("cancelled")
+    );
+    assert_eq!(db.store.retry_all(None, "cancelled", 9).await.unwrap(), 2);
+    let ended = db.store.status_finished(HOUR).await.unwrap();
+    assert_eq!(
+        (ended[0].done, ended[0].failed, ended[0].cancelled),
+        (1, 0, 0)
+    );
+    assert!(db.store.drop_old_history().await.unwrap().is_empty());
+    db.drop().await;
+}
+
+/// Nothing has ended yet: then there is nothing that would have to stay.
+#[tokio::test]
+async fn a_history_without_jobs_is_made_anew() {
+    for version in [0, 2] {
+        let db = if version == 0 {
+            Db::empty().await
+        } else {
+            queue_of(version).await
+        };
+        db.store.migrate().await.unwrap();
+        assert_eq!(
+            db.number(
+                "select count(*) from pg_partition_tree('piecework.job_history') where isleaf"
+            )
+            .await,
+            8 * 3 + 1,
+            "from version {version}"
+        );
+        db.drop().await;
+    }
+}
+
+/// A queue of version 1 with many jobs, while statements as its runners send them go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_of_version_1_is_migrated_while_it_works() {
+    let db = queue_of(1).await;
     sqlx::raw_sql(
         "insert into piecework.job (job_type, payload) select 'a', jsonb_build_object('n', n) from generate_series(1, 300000) n;
          insert into piecework.job_history (id, job_type, state, priority, due_at, attempt, max_attempts, enqueued_at, payload)

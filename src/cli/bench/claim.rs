@@ -130,7 +130,7 @@ fn scans_and_sorts(plan: &[String]) -> Vec<String> {
     };
     // Tables of a handful of rows, read once a round.
     let is_small = |node: &str| {
-        ["paused", "key_todo"]
+        ["paused", "key_todo", "retention"]
             .iter()
             .any(|table| node.starts_with(&format!("Seq Scan on {table}")))
     };

@@ -25,6 +25,7 @@ kept as (
          payload, parent, root, 'host_lost', error || '; no attempt is left', runner, attempts, output, progress, checkpoint, trace_context,
          group_key, batch
   from gone
+  where not exists (select from piecework.retention r where r.state = 'failed' and r.keep = interval '0')
 ),
 -- Their keys and batches are looked at when a runner settles: this statement waits for no lock.
 ended as (

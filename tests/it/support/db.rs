@@ -95,6 +95,14 @@ impl Db {
             .flatten()
     }
 
+    /// What a call that must fail is told: `piecework.keep(..)`.
+    #[expect(clippy::disallowed_methods, reason = "the calls stand in the tests")]
+    pub(crate) async fn refusal(&self, call: &str) -> String {
+        let text = sqlx::AssertSqlSafe(format!("select {call}"));
+        let refused = sqlx::query(text).execute(&self.pool).await;
+        refused.unwrap_err().to_string()
+    }
+
     /// The state of a job.
     pub(crate) async fn state(&self, id: JobId) -> String {
         self.text("select state::text from piecework.jobs where id = $1", id)
