@@ -128,6 +128,8 @@ begin
     begin
       execute format('drop table piecework.%I', target.relname);
       return query select target.relname::text, null::bigint, false;
+      -- What is dropped stays locked to the end of the call, which therefore waits for others no more than 20 ms each.
+      perform set_config('lock_timeout', '20ms', true);
     exception when lock_not_available or deadlock_detected or dependent_objects_still_exist then
       return query select target.relname::text, null::bigint, true;
     end;
