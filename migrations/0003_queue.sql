@@ -109,7 +109,7 @@ begin
   -- Apart from the update, and found by their ids: more conditions there would invite the index of all blocked jobs. One that somebody
   -- has locked is found later, like those of note_idle_keys.sql.
   select array_agg(f.id) into over
-  from (select j.id, j.batch, j.state, j.blocked, j.group_state from piecework.job j where j.id = any (over) for update skip locked) f
+  from (select j.id, j.batch, j.state, j.blocked, j.group_state from piecework.job j where j.id = any (over) offset 0 for update skip locked) f
   where f.batch = f.id and f.state = 'pending' and f.blocked and coalesce(f.group_state, 0) = 0;
   update piecework.job j
   -- Ahead of the low-water marks of the runners, whatever its time was.
@@ -853,6 +853,8 @@ begin
     begin
       execute format('drop table piecework.%I', target.relname);
       return query select target.relname::text, null::bigint, false;
+      -- What is dropped stays locked to the end of the call, which therefore waits for others no more than 20 ms each.
+      perform set_config('lock_timeout', '20ms', true);
     exception when lock_not_available or deadlock_detected or dependent_objects_still_exist then
       return query select target.relname::text, null::bigint, true;
     end;
