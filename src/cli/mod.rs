@@ -23,6 +23,7 @@ mod plugins;
 mod print;
 mod queue;
 mod run;
+mod schedules;
 mod status;
 
 /// A job runner on PostgreSQL whose handlers are WebAssembly components.
@@ -60,6 +61,7 @@ enum Command {
     Pause(queue::Pause),
     Resume(queue::Resume),
     Topics(queue::Topics),
+    Schedules(schedules::Schedules),
     Plugins(plugins::Plugins),
     Invoke(invoke::Invoke),
     Status(status::Status),
@@ -135,6 +137,7 @@ impl Cli {
             Command::Pause(command) => command.run(&config),
             Command::Resume(command) => command.run(&config),
             Command::Topics(command) => command.run(&config),
+            Command::Schedules(command) => command.run(&config),
             Command::Plugins(command) => command.run(&config),
             Command::Invoke(command) => command.run(&config),
             Command::Status(command) => command.run(&config),

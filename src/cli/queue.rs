@@ -181,7 +181,7 @@ fn say(topic: &str, job_type: &str, how: &str, to: &str) -> anyhow::Result<()> {
 }
 
 /// Runs a command on the queue's database; what the database refuses is wrong usage.
-fn with_store(
+pub(super) fn with_store(
     config: &Config,
     work: impl AsyncFnOnce(Store) -> anyhow::Result<Ending>,
 ) -> anyhow::Result<Ending> {

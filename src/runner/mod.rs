@@ -37,6 +37,7 @@ mod lease;
 mod marks;
 mod outbox;
 mod round;
+mod schedules;
 mod slots;
 mod voids;
 
@@ -226,6 +227,7 @@ impl Runner {
         );
         chore("cancels", Box::pin(voids::watch(shared.clone())));
         chore("keys", Box::pin(keys::settle(shared.clone())));
+        chore("schedules", Box::pin(schedules::fire(shared.clone())));
         chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
         chore(
             "plugins",

@@ -23,6 +23,7 @@ mod query;
 mod queue;
 mod round;
 mod rows;
+mod schedules;
 mod scratch;
 
 pub use bench::{Counters, Pin};
@@ -35,6 +36,7 @@ pub(crate) use listen::Notice;
 pub use migrate::Migrated;
 pub use query::{JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
 pub use round::Cycle;
+pub use schedules::{DueSchedule, Fired, NewSchedule, ScheduleLine};
 pub use scratch::Scratch;
 
 /// What a call to the database came to, where the caller can tell the difference.

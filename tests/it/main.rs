@@ -40,5 +40,6 @@ mod secrets;
 mod spinners;
 mod sql;
 mod stop;
+mod ticks;
 mod tidy;
 mod unique;
