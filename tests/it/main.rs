@@ -36,6 +36,8 @@ mod queue;
 mod recovery;
 mod runner_toml;
 mod runs;
+mod schedule_fleet;
+mod schedules;
 mod secrets;
 mod spinners;
 mod sql;
