@@ -16,6 +16,8 @@ create table piecework.schedule (
   priority      smallint    not null default 2 check (priority between 1 and 4),
   max_attempts  int         not null default 5 check (max_attempts between 1 and 100000),
   ordering_key  text        check (length(ordering_key) between 1 and 500),
+  -- Under this name the payload of each job has the time of its tick.
+  tick_as       text        check (length(tick_as) between 1 and 100),
   -- One of the two.
   cron          text        check (length(cron) between 1 and 500),
   zone          text        not null default 'UTC' check (length(zone) between 1 and 100),
@@ -36,7 +38,7 @@ create table piecework.schedule (
   check ((cron is null) <> (every is null))
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 -- Those that want something of a runner, the most urgent first.
-create index schedule_next on piecework.schedule (next_tick nulls first) where paused_at is null and problem is null;
+create index schedule_next on piecework.schedule (coalesce(next_tick, '-infinity')) where paused_at is null and problem is null;
 
 -- The ticks of the last days, each once: this key is why a tick gives one job, however many runners look at once and however early
 -- the job has ended.
@@ -60,7 +62,7 @@ create view piecework.schedules as
                 where r.state = 'live' and r.lease_until > now() and s.name = any (r.schedules)) then 'active'
               else 'undeclared' end as state,
          s.source, s.job_type, s.cron, case when s.every is null then s.zone end as zone, s.every, s.next_tick, s.last_tick, s.last_job,
-         s.problem, s.missed, s.overlap, s.payload, s.priority, s.max_attempts, s.ordering_key, s.paused_at, s.created_at
+         s.problem, s.missed, s.overlap, s.payload, s.priority, s.max_attempts, s.ordering_key, s.tick_as, s.paused_at, s.created_at
   from piecework.schedule s;
 
 -- Enqueues a job of this type at each tick: makes the schedule of this name, or changes it as a whole. Returns false when it stood
@@ -69,12 +71,13 @@ create view piecework.schedules as
 --   every    a fixed interval of whole seconds, from one second to 365 days      }
 --   missed   what follows when nobody was there at a tick: skip, or once (one job for all that were missed)
 --   overlap  allow, or skip (no job while the job of the tick before has not ended)
+--   tick_as  under this name the payload, which is an object then, has the time of the tick in UTC
 -- The expression and the zone are read by the next runner; what is wrong with them is then in `problem` of piecework.schedules.
 -- Raises 22023 with the reason when something else is wrong, or a running runner has a schedule of this name in its settings.
 create function piecework.schedule(
   name text, job_type text, cron text default null, zone text default 'UTC', every interval default null, payload jsonb default '{}',
   priority int default 2, max_attempts int default 5, ordering_key text default null, missed text default 'skip',
-  overlap text default 'allow'
+  overlap text default 'allow', tick_as text default null
 ) returns boolean language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -102,24 +105,28 @@ begin
     when length(schedule.ordering_key) not between 1 and 500 then 'an ordering key has 1 to 500 characters'
     when coalesce(schedule.missed, '') not in ('skip', 'once') then format('missed is skip or once, not %s', coalesce(schedule.missed, 'null'))
     when coalesce(schedule.overlap, '') not in ('allow', 'skip') then format('overlap is allow or skip, not %s', coalesce(schedule.overlap, 'null'))
+    when length(schedule.tick_as) not between 1 and 100 then 'tick_as has 1 to 100 characters'
+    when schedule.tick_as is not null and jsonb_typeof(schedule.payload) <> 'object'
+      then 'the payload is no object, so that the tick cannot be put into it'
   end;
   if bad is not null then
     raise exception using errcode = '22023', message = bad;
   end if;
   perform piecework.refuse_declared(schedule.name, 'changed');
-  insert into piecework.schedule as s (name, source, job_type, payload, priority, max_attempts, ordering_key, cron, zone, every, missed, overlap)
+  insert into piecework.schedule as s (name, source, job_type, payload, priority, max_attempts, ordering_key, cron, zone, every, missed, overlap, tick_as)
   values (schedule.name, 'sql', schedule.job_type, schedule.payload, schedule.priority, schedule.max_attempts, schedule.ordering_key,
-          schedule.cron, schedule.zone, schedule.every, schedule.missed, schedule.overlap)
+          schedule.cron, schedule.zone, schedule.every, schedule.missed, schedule.overlap, schedule.tick_as)
   on conflict (name) do update set
     source = excluded.source, job_type = excluded.job_type, payload = excluded.payload, priority = excluded.priority,
     max_attempts = excluded.max_attempts, ordering_key = excluded.ordering_key, cron = excluded.cron, zone = excluded.zone,
-    every = excluded.every, missed = excluded.missed, overlap = excluded.overlap, problem = null,
+    every = excluded.every, missed = excluded.missed, overlap = excluded.overlap, tick_as = excluded.tick_as,
+    problem = null,
     -- Other times count from now on.
     revision = excluded.revision,
     next_tick = case when (s.cron, s.zone, s.every) is distinct from (excluded.cron, excluded.zone, excluded.every) then null else s.next_tick end
-  where (s.source, s.job_type, s.payload, s.priority, s.max_attempts, s.ordering_key, s.cron, s.zone, s.every, s.missed, s.overlap)
+  where (s.source, s.job_type, s.payload, s.priority, s.max_attempts, s.ordering_key, s.cron, s.zone, s.every, s.missed, s.overlap, s.tick_as)
     is distinct from (excluded.source, excluded.job_type, excluded.payload, excluded.priority, excluded.max_attempts,
-                      excluded.ordering_key, excluded.cron, excluded.zone, excluded.every, excluded.missed, excluded.overlap);
+                      excluded.ordering_key, excluded.cron, excluded.zone, excluded.every, excluded.missed, excluded.overlap, excluded.tick_as);
   return found;
 end $$;
 

@@ -81,6 +81,9 @@ struct Set {
     /// `allow`, or `skip`: no job while that of the tick before has not ended [default: allow]
     #[arg(long)]
     overlap: Option<String>,
+    /// Under this name the payload of each job has the time of its tick
+    #[arg(long, value_name = "NAME")]
+    tick_as: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -168,6 +171,7 @@ impl Set {
             every: self.every,
             missed: self.missed,
             overlap: self.overlap,
+            tick_as: self.tick_as,
         };
         with_store(config, async |store| {
             let changed = store.schedule(&new).await?;
@@ -230,6 +234,7 @@ fn row(line: &ScheduleLine) -> Vec<String> {
     let note = match (&line.problem, line.state.as_str()) {
         (Some(problem), _) => print::short(problem, 200),
         (None, "undeclared") => "no live runner has it in its settings".to_owned(),
+        (None, "active") if line.next_tick.is_none() => "waits for a runner".to_owned(),
         (None, _) => String::new(),
     };
     // What does not tick has no next tick, whatever stands in the table.

@@ -35,6 +35,9 @@ pub struct ScheduleSettings {
     /// Its jobs run one after another, and after all others with the same key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ordering_key: Option<String>,
+    /// Under this name the payload of each job has the time of its tick.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tick_as: Option<String>,
     /// What follows when nobody was there at a tick.
     pub missed: Missed,
     /// Whether a job is enqueued while that of the tick before has not ended.
@@ -152,6 +155,19 @@ impl ScheduleSettings {
                 "a job may be tried 1 to 100000 times".into(),
             );
         }
+        if self.tick_as.as_ref().is_some_and(|text| !fits(text, 100)) {
+            return fault("tick_as", "it has 1 to 100 characters".into());
+        }
+        let object = self
+            .payload
+            .as_ref()
+            .is_none_or(serde_json::Value::is_object);
+        if self.tick_as.is_some() && !object {
+            return fault(
+                "tick_as",
+                "the payload is no object, so that the tick cannot be put into it".into(),
+            );
+        }
         if self.payload.as_ref().is_some_and(has_date) {
             return fault(
                 "payload",
@@ -242,6 +258,10 @@ mod tests {
             (
                 "cron = \"@daily\"\nordering_key = \"\"",
                 "line 3: `schedules.a.ordering_key`: ",
+            ),
+            (
+                "cron = \"@daily\"\npayload = [1]\ntick_as = \"at\"",
+                "line 4: `schedules.a.tick_as`: the payload is no object",
             ),
             (
                 "cron = \"@daily\"\npayload = { day = 2026-01-01 }",

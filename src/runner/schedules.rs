@@ -81,6 +81,7 @@ fn new(name: &str, settings: &ScheduleSettings) -> NewSchedule {
         every: settings.every.map(|every| every.0),
         missed: Some(settings.missed.as_str().to_owned()),
         overlap: Some(settings.overlap.as_str().to_owned()),
+        tick_as: settings.tick_as.clone(),
     }
 }
 

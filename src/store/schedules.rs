@@ -35,6 +35,8 @@ pub struct NewSchedule {
     pub missed: Option<String>,
     /// `allow` or `skip`.
     pub overlap: Option<String>,
+    /// The payload has the tick under this name.
+    pub tick_as: Option<String>,
 }
 
 /// A schedule that wants something of a runner: a tick is near, or none is computed yet.
@@ -110,6 +112,8 @@ pub struct ScheduleLine {
     pub max_attempts: i32,
     /// Jobs with the same key run one after another.
     pub ordering_key: Option<String>,
+    /// The payload has the tick under this name.
+    pub tick_as: Option<String>,
 }
 
 impl Store {
@@ -269,6 +273,7 @@ fn bound<'q>(query: Query<'q>, schedule: &'q NewSchedule) -> Query<'q> {
         .bind(schedule.every.map(|every| every.as_secs_f64()))
         .bind(&schedule.missed)
         .bind(&schedule.overlap)
+        .bind(&schedule.tick_as)
 }
 
 fn line(row: &PgRow) -> Result<ScheduleLine, sqlx::Error> {
@@ -296,5 +301,6 @@ fn line(row: &PgRow) -> Result<ScheduleLine, sqlx::Error> {
         priority: row.try_get("priority")?,
         max_attempts: row.try_get("max_attempts")?,
         ordering_key: row.try_get("ordering_key")?,
+        tick_as: row.try_get("tick_as")?,
     })
 }

@@ -38,6 +38,7 @@ mod runner_toml;
 mod runs;
 mod schedule_fleet;
 mod schedules;
+mod schedules_cli;
 mod secrets;
 mod spinners;
 mod sql;

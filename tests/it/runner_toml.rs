@@ -34,6 +34,7 @@ fn the_reference_file_names_every_key() {
         "ordering_key",
         "missed",
         "overlap",
+        "tick_as",
     ] {
         let line = format!("\n# {key} = ");
         assert!(

@@ -18,7 +18,10 @@ with due as materialized (
 fired as materialized (
   select d.name,
          case when not d.busy then piecework.enqueue(
-           job_type => d.job_type, payload => d.payload, due_at => $4::timestamptz, priority => d.priority::int,
+           job_type => d.job_type,
+           payload => case when d.tick_as is null then d.payload else d.payload || jsonb_build_object(
+             d.tick_as, to_char($4::timestamptz at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')) end,
+           due_at => $4::timestamptz, priority => d.priority::int,
            max_attempts => d.max_attempts, ordering_key => d.ordering_key) end as job
   from due d
   where $4::timestamptz is not null

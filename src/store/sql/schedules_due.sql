@@ -4,9 +4,9 @@ select s.name, s.revision, s.cron, s.zone, extract(epoch from s.every)::float8 a
        extract(epoch from s.next_tick - now())::float8 as seconds
 from piecework.schedule s
 where s.paused_at is null and s.problem is null
-  and (s.next_tick is null or s.next_tick < now() + make_interval(secs => $1::float8))
+  and coalesce(s.next_tick, '-infinity') < now() + make_interval(secs => $1::float8)
   and (s.source = 'sql' or exists (
     select from piecework.runner r
     where r.state = 'live' and r.lease_until > now() and s.name = any (r.schedules)))
-order by s.next_tick nulls first
+order by coalesce(s.next_tick, '-infinity')
 limit $2::int
