@@ -10,12 +10,14 @@ use tokio::time::sleep;
 
 use super::Shared;
 use crate::config::{Config, ScheduleSettings};
-use crate::job::Timestamp;
+use crate::job::{RunnerId, Timestamp};
 use crate::schedule::Spec;
 use crate::store::{DueSchedule, Error, Fired, NewSchedule};
 
 /// Longest sleep: a schedule that was just made or resumed is noticed by then.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Between two tries while the database does not answer, at first.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Schedules read at once.
 const AT_ONCE: u32 = 500;
 /// A tick that is fired later than this was missed: nobody was there. A runner that is restarted takes less.
@@ -25,20 +27,21 @@ const JITTER_MILLIS: u64 = 100;
 
 /// Fires what is due, until dropped.
 pub(super) async fn fire(shared: Arc<Shared>) {
-    let mut declared = false;
-    let mut again = Duration::from_millis(200);
+    let mut declared: Option<RunnerId> = None;
+    let mut again = FIRST_PAUSE;
     loop {
-        if !declared {
-            match declare(&shared).await {
-                Ok(()) => declared = true,
+        let runner = *shared.identity.borrow();
+        if runner.is_some() && runner != declared {
+            match declare(&shared, declared.is_none()).await {
+                Ok(()) => declared = runner,
                 Err(error) => {
-                    tracing::warn!(%error, "the schedules of the settings could not be written")
+                    tracing::warn!(%error, "the schedules of the settings could not be written");
                 }
             }
         }
         match look(&shared).await {
             Ok(wait) => {
-                again = Duration::from_millis(200);
+                again = FIRST_PAUSE;
                 sleep(wait + Duration::from_millis(fastrand::u64(5..JITTER_MILLIS))).await;
             }
             Err(error) => {
@@ -50,9 +53,22 @@ pub(super) async fn fire(shared: Arc<Shared>) {
     }
 }
 
-/// Writes the schedules of the settings, once a process: one that registers anew must not bring back what a newer one has replaced.
-async fn declare(shared: &Shared) -> Result<(), Error> {
-    for (name, settings) in &shared.config.schedules {
+/// Writes the schedules of the settings when the process begins. One that registers anew only puts back what was forgotten
+/// meanwhile: it must not undo what a newer one has changed.
+async fn declare(shared: &Shared, all: bool) -> Result<(), Error> {
+    let schedules = &shared.config.schedules;
+    if schedules.is_empty() {
+        return Ok(());
+    }
+    let known = if all {
+        Vec::new()
+    } else {
+        shared.store.schedules_list().await?
+    };
+    for (name, settings) in schedules {
+        if known.iter().any(|line| line.name == *name) {
+            continue;
+        }
         if !shared.store.schedule_declare(&new(name, settings)).await? {
             tracing::warn!(
                 schedule = name,
@@ -88,7 +104,12 @@ fn new(name: &str, settings: &ScheduleSettings) -> NewSchedule {
 /// Looks at the table once. Returns how long there is nothing to do.
 async fn look(shared: &Shared) -> Result<Duration, Error> {
     let mut wait = INTERVAL;
-    let schedules = shared.store.schedules_due(INTERVAL, AT_ONCE).await?;
+    let mut schedules = shared.store.schedules_due(INTERVAL, AT_ONCE).await?;
+    if schedules.len() == AT_ONCE as usize {
+        wait = Duration::ZERO;
+    }
+    // Many that are due at once are shared by the fleet, since each runner begins elsewhere.
+    fastrand::shuffle(&mut schedules);
     for schedule in &schedules {
         match schedule.seconds {
             Some(seconds) if seconds > 0.0 => wait = wait.min(Duration::from_secs_f64(seconds)),
@@ -110,17 +131,17 @@ async fn step(shared: &Shared, schedule: &DueSchedule) -> Result<Duration, Error
             return Ok(INTERVAL);
         }
     };
-    if planned.missed {
+    let fired = store
+        .schedule_fire(schedule, planned.tick, planned.next)
+        .await;
+    if planned.missed && matches!(fired, Ok(Fired::Job(_) | Fired::Busy | Fired::Moved)) {
         tracing::warn!(
             schedule = name,
             since = %schedule.next_tick.unwrap_or(schedule.now),
             "ticks of a schedule were missed"
         );
     }
-    match store
-        .schedule_fire(schedule, planned.tick, planned.next)
-        .await
-    {
+    match fired {
         Ok(Fired::Job(job)) => {
             tracing::debug!(schedule = name, %job, tick = %planned.tick.unwrap_or(schedule.now), "tick fired");
         }

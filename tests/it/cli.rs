@@ -164,7 +164,7 @@ async fn a_database_that_does_not_fit_is_refused_with_the_way_out() {
     refused(
         &run(Some(&db), here, &["run"]),
         2,
-        "version 99 of the piecework schema, this program knows up to 2: use a newer piecework",
+        "version 99 of the piecework schema, this program knows up to 3: use a newer piecework",
     );
     db.drop().await;
 }

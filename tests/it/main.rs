@@ -39,6 +39,7 @@ mod runs;
 mod schedule_fleet;
 mod schedules;
 mod schedules_cli;
+mod schedules_settings;
 mod secrets;
 mod spinners;
 mod sql;
