@@ -19,15 +19,7 @@ pub(super) struct Clock(TimeZone);
 impl Clock {
     /// `None`: there is no such zone.
     pub(super) fn new(zone: &str) -> Option<Self> {
-        // The fewest bytes a name can have, and what PostgreSQL and others call it.
-        if zone.eq_ignore_ascii_case("UTC") {
-            return Some(Self(TimeZone::UTC));
-        }
         TimeZoneDatabase::bundled().get(zone).ok().map(Self)
-    }
-
-    pub(super) fn name(&self) -> &str {
-        self.0.iana_name().unwrap_or("UTC")
     }
 
     pub(super) fn show(&self, moment: i64) -> String {

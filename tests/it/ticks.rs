@@ -315,7 +315,8 @@ fn names(field: &str, high: u32, number: u32) -> bool {
                 None => (range.parse().unwrap(), range.parse().unwrap()),
             },
         };
-        (first..=last).contains(&number) && (number - first) % step.parse::<u32>().unwrap() == 0
+        (first..=last).contains(&number)
+            && (number - first).is_multiple_of(step.parse::<u32>().unwrap())
     })
 }
 
