@@ -451,6 +451,20 @@ proptest! {
         let found: Vec<i64> = std::iter::successors(spec.next(from - 1), |at| spec.next(*at))
             .take_while(|at| *at < to)
             .collect();
-        prop_assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
+        let mut backwards: Vec<i64> = std::iter::successors(spec.previous(to), |at| spec.previous(*at))
+            .take_while(|at| *at >= from)
+            .collect();
+        backwards.reverse();
+        let expected: Vec<i64> = expected.into_iter().collect();
+        prop_assert_eq!(&found, &expected);
+        prop_assert_eq!(&backwards, &expected);
+        // From any moment in between too, such as within an hour that comes twice.
+        for at in (from..to).step_by(1237) {
+            prop_assert_eq!(spec.next(at).filter(|at| *at < to), expected.iter().copied().find(|tick| *tick > at));
+            prop_assert_eq!(
+                spec.previous(at).filter(|at| *at >= from),
+                expected.iter().copied().rfind(|tick| *tick < at)
+            );
+        }
     }
 }
