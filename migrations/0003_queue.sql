@@ -103,8 +103,10 @@ begin
     when coalesce(schedule.max_attempts, 0) not between 1 and 100000
       then format('max_attempts %s is not one of 1 to 100000', coalesce(schedule.max_attempts::text, 'null'))
     when length(schedule.ordering_key) not between 1 and 500 then 'an ordering key has 1 to 500 characters'
-    when coalesce(schedule.missed, '') not in ('skip', 'once') then format('missed is skip or once, not %s', coalesce(schedule.missed, 'null'))
-    when coalesce(schedule.overlap, '') not in ('allow', 'skip') then format('overlap is allow or skip, not %s', coalesce(schedule.overlap, 'null'))
+    when coalesce(schedule.missed, '') not in ('skip', 'once')
+      then format('missed is skip or once, not %s', coalesce(schedule.missed, 'null'))
+    when coalesce(schedule.overlap, '') not in ('allow', 'skip')
+      then format('overlap is allow or skip, not %s', coalesce(schedule.overlap, 'null'))
     when length(schedule.tick_as) not between 1 and 100 then 'tick_as has 1 to 100 characters'
     when schedule.tick_as is not null and jsonb_typeof(schedule.payload) <> 'object'
       then 'the payload is no object, so that the tick cannot be put into it'
@@ -113,7 +115,8 @@ begin
     raise exception using errcode = '22023', message = bad;
   end if;
   perform piecework.refuse_declared(schedule.name, 'changed');
-  insert into piecework.schedule as s (name, source, job_type, payload, priority, max_attempts, ordering_key, cron, zone, every, missed, overlap, tick_as)
+  insert into piecework.schedule as s (
+    name, source, job_type, payload, priority, max_attempts, ordering_key, cron, zone, every, missed, overlap, tick_as)
   values (schedule.name, 'sql', schedule.job_type, schedule.payload, schedule.priority, schedule.max_attempts, schedule.ordering_key,
           schedule.cron, schedule.zone, schedule.every, schedule.missed, schedule.overlap, schedule.tick_as)
   on conflict (name) do update set
@@ -123,10 +126,13 @@ begin
     problem = null,
     -- Other times count from now on.
     revision = excluded.revision,
-    next_tick = case when (s.cron, s.zone, s.every) is distinct from (excluded.cron, excluded.zone, excluded.every) then null else s.next_tick end
+    next_tick = case when (s.cron, s.zone, s.every) is distinct from (excluded.cron, excluded.zone, excluded.every) then null
+                     else s.next_tick end
   where (s.source, s.job_type, s.payload, s.priority, s.max_attempts, s.ordering_key, s.cron, s.zone, s.every, s.missed, s.overlap, s.tick_as)
     is distinct from (excluded.source, excluded.job_type, excluded.payload, excluded.priority, excluded.max_attempts,
-                      excluded.ordering_key, excluded.cron, excluded.zone, excluded.every, excluded.missed, excluded.overlap, excluded.tick_as);
+                      excluded.ordering_key, excluded.cron, excluded.zone, excluded.every, excluded.missed, excluded.overlap, excluded.tick_as)
+    -- A newer runner may read what an older one refused.
+    or s.problem is not null;
   return found;
 end $$;
 
@@ -168,7 +174,8 @@ begin
   where s.name = refuse_declared.name and s.source = 'file' order by r.id limit 1;
   if found then
     raise exception using errcode = '22023',
-      message = format('the schedule %s stands in the settings of the runner %s and can only be %s there', refuse_declared.name, runner, refuse_declared.what),
+      message = format('the schedule %s stands in the settings of the runner %s and can only be %s there',
+                       refuse_declared.name, runner, refuse_declared.what),
       hint = 'Change its section in runner.toml, or pause the schedule.';
   end if;
 end $$;

@@ -288,6 +288,13 @@ async fn o_22_what_sql_cannot_judge_is_refused_by_a_runner_and_shown() {
         assert!(problem.starts_with(says), "{problem}");
     }
     planned(&db).await;
+    // The same again is looked at again, by a newer runner perhaps.
+    assert!(db.store.schedule(&cron("nonsense", "often")).await.unwrap());
+    db.until(
+        3,
+        "select count(*) from piecework.schedules where state = 'refused'",
+    )
+    .await;
     // A better one is taken.
     db.store
         .schedule(&cron("never", "0 0 29 2 *"))
