@@ -95,12 +95,17 @@ impl Timestamp {
     pub fn from_unix_micros(micros: i64) -> Self {
         Self(micros.saturating_sub(Self::EPOCH))
     }
+
+    /// Microseconds since 1970-01-01 UTC.
+    pub fn unix_micros(self) -> i64 {
+        self.0.saturating_add(Self::EPOCH)
+    }
 }
 
 /// RFC 3339 in UTC with microseconds.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.0.saturating_add(Self::EPOCH);
+        let micros = self.unix_micros();
         let distance = Duration::from_micros(micros.unsigned_abs());
         let moment = if micros >= 0 {
             UNIX_EPOCH.checked_add(distance)

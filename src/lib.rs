@@ -4,7 +4,7 @@
 //!
 //! | rank | modules | what |
 //! |---|---|---|
-//! | 0 | [`job`], [`backoff`], [`policy`] | the words of the domain; where HTTP may go; all pure |
+//! | 0 | [`job`], [`backoff`], [`policy`], [`schedule`] | the words of the domain; where HTTP may go; when schedules tick; all pure |
 //! | 1 | [`config`] | `runner.toml` |
 //! | 2 | [`telemetry`] | log, events, counters |
 //! | 2 | [`http`] | the one client through which handlers reach the world |
@@ -26,5 +26,6 @@ pub mod job;
 pub mod plugins;
 pub mod policy;
 pub mod runner;
+pub mod schedule;
 pub mod store;
 pub mod telemetry;

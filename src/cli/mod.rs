@@ -24,6 +24,7 @@ mod print;
 mod queue;
 mod retention;
 mod run;
+mod schedules;
 mod status;
 
 /// A job runner on PostgreSQL whose handlers are WebAssembly components.
@@ -62,6 +63,7 @@ enum Command {
     Resume(queue::Resume),
     Topics(queue::Topics),
     Retention(retention::Retention),
+    Schedules(schedules::Schedules),
     Plugins(plugins::Plugins),
     Invoke(invoke::Invoke),
     Status(status::Status),
@@ -138,6 +140,7 @@ impl Cli {
             Command::Resume(command) => command.run(&config),
             Command::Topics(command) => command.run(&config),
             Command::Retention(command) => command.run(&config),
+            Command::Schedules(command) => command.run(&config),
             Command::Plugins(command) => command.run(&config),
             Command::Invoke(command) => command.run(&config),
             Command::Status(command) => command.run(&config),

@@ -164,6 +164,12 @@ impl Config {
                 .check(name)
                 .map_err(|message| (format!("secrets.{name}"), message))?;
         }
+        for (name, schedule) in &self.schedules {
+            schedule.check(name).map_err(|(key, message)| {
+                let at = format!("schedules.{name}");
+                (key.map_or(at.clone(), |key| format!("{at}.{key}")), message)
+            })?;
+        }
         self.check_plugins()
     }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod layers;
 mod load;
+mod schedules;
 mod secrets;
 mod source;
 mod units;
@@ -17,6 +18,7 @@ pub use layers::{
     Ceiling, HttpCeiling, HttpDefaults, HttpSettings, PluginDefaults, PluginSettings,
 };
 pub use load::Error;
+pub use schedules::{Missed, Overlap, ScheduleSettings};
 pub use secrets::{Hidden, Secret, SecretSettings};
 pub use units::{Size, Span};
 
@@ -44,6 +46,8 @@ pub struct Config {
     pub secrets: BTreeMap<String, SecretSettings>,
     /// Single plugins by name: `[plugins.NAME]` is about `NAME.wasm`.
     pub plugins: BTreeMap<String, PluginSettings>,
+    /// Jobs by the clock: `[schedules.NAME]`.
+    pub schedules: BTreeMap<String, ScheduleSettings>,
     /// The secrets' values, once [`open_secrets`](Self::open_secrets) has read them.
     #[serde(skip)]
     opened: BTreeMap<String, Secret>,

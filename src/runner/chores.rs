@@ -149,7 +149,8 @@ async fn drop_old_history(shared: &Shared) -> Result<(), crate::store::Error> {
     Ok(())
 }
 
-/// Makes history partitions ahead and drops old ones, forgets old runners and unique keys whose time is over.
+/// Makes history partitions ahead and drops old ones, forgets old runners, schedules and their ticks, and unique keys whose time
+/// is over.
 pub(super) async fn keep_house(shared: Arc<Shared>) {
     loop {
         match shared.store.make_history_partitions().await {
@@ -164,6 +165,16 @@ pub(super) async fn keep_house(shared: Arc<Shared>) {
         }
         if let Err(error) = shared.store.prune_runners().await {
             tracing::warn!(%error, "old runners could not be forgotten");
+        }
+        match shared.store.schedules_prune().await {
+            Ok(names) if !names.is_empty() => {
+                tracing::info!(
+                    schedules = names.join(", "),
+                    "schedules forgotten that no runner has declared for a day"
+                );
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "old schedules could not be forgotten"),
         }
         if let Err(error) = shared.store.forget_windows().await {
             tracing::warn!(%error, "unique keys whose time is over could not be forgotten");

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::Shared;
+use super::{Shared, schedules};
 use crate::engine::StopReason;
 use crate::job::RunnerId;
 use crate::telemetry::Event;
@@ -47,6 +47,7 @@ pub(super) async fn register(shared: &Shared) -> anyhow::Result<Registered> {
             settings.slots,
             &shared.registry.job_types(),
             settings.lease.0,
+            &schedules::names(&shared.config),
         )
         .await?;
     tracing::info!(%runner, name, slots = settings.slots, "runner registered");

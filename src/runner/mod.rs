@@ -39,6 +39,7 @@ mod marks;
 mod outbox;
 mod quotas;
 mod round;
+mod schedules;
 mod shares;
 mod slots;
 mod voids;
@@ -229,6 +230,7 @@ impl Runner {
         );
         chore("cancels", Box::pin(voids::watch(shared.clone())));
         chore("keys", Box::pin(keys::settle(shared.clone())));
+        chore("schedules", Box::pin(schedules::fire(shared.clone())));
         chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
         chore(
             "plugins",

@@ -19,7 +19,7 @@ pub struct Reaped {
 }
 
 impl Store {
-    /// Registers a runner; its lease begins now.
+    /// Registers a runner with the schedules of its settings; its lease begins now.
     ///
     /// # Errors
     /// As every call to the database.
@@ -29,6 +29,7 @@ impl Store {
         slots: u32,
         job_types: &[JobType],
         lease: Duration,
+        schedules: &[&str],
     ) -> Result<RunnerId, Error> {
         let row = self
             .one(
@@ -37,7 +38,8 @@ impl Store {
                     .bind(env!("CARGO_PKG_VERSION"))
                     .bind(i32::try_from(slots).unwrap_or(i32::MAX))
                     .bind(texts(job_types))
-                    .bind(lease.as_secs_f64()),
+                    .bind(lease.as_secs_f64())
+                    .bind(schedules),
             )
             .await;
         Ok(RunnerId(row?.try_get("id")?))

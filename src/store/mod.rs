@@ -24,6 +24,7 @@ mod queue;
 mod quota;
 mod round;
 mod rows;
+mod schedules;
 mod scratch;
 
 pub use bench::{Counters, Pin};
@@ -39,6 +40,7 @@ pub use query::{FinishedLine, JobLine, JobState, LocksHeld, RunnerLine, TypeLine
 pub use queue::Retention;
 pub use quota::{Known, Note, Quota};
 pub use round::Cycle;
+pub use schedules::{DueSchedule, Fired, NewSchedule, ScheduleLine};
 pub use scratch::Scratch;
 
 /// What a call to the database came to, where the caller can tell the difference.

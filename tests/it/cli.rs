@@ -7,7 +7,7 @@ use super::support::db::Db;
 use super::support::guests::{self, Folder};
 use super::support::process::{Host, command};
 
-fn run(db: Option<&Db>, folder: &Path, arguments: &[&str]) -> Output {
+pub(crate) fn run(db: Option<&Db>, folder: &Path, arguments: &[&str]) -> Output {
     let mut command = command();
     command
         .current_dir(folder)
@@ -21,13 +21,13 @@ fn run(db: Option<&Db>, folder: &Path, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end().to_owned()
 }
 
 /// A refusal: this exit code, one line on standard error with this text, nothing on standard output.
 #[track_caller]
-fn refused(output: &Output, code: i32, says: &str) {
+pub(crate) fn refused(output: &Output, code: i32, says: &str) {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{error}");
     assert!(

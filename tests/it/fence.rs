@@ -64,7 +64,13 @@ pub(crate) fn finish(job: &Claimed, verdict: Verdict) -> Finish {
 
 pub(crate) async fn runner(db: &Db) -> RunnerId {
     db.store
-        .register("test", 8, &[JobType::from("a")], Duration::from_secs(20))
+        .register(
+            "test",
+            8,
+            &[JobType::from("a")],
+            Duration::from_secs(20),
+            &[],
+        )
         .await
         .unwrap()
 }

@@ -24,6 +24,7 @@ async fn o_13_o_14_a_claim_touches_as_many_buffers_whatever_lies_beside() {
             4,
             std::slice::from_ref(&job_type),
             Duration::from_secs(3600),
+            &[],
         )
         .await
         .unwrap();

@@ -18,9 +18,29 @@ fn the_reference_file_names_every_key() {
     let defaults = toml::Table::try_from(Config::default()).unwrap();
     for (section, keys) in defaults
         .iter()
-        .filter(|(section, _)| !["plugins", "secrets"].contains(&section.as_str()))
+        .filter(|(section, _)| !["plugins", "secrets", "schedules"].contains(&section.as_str()))
     {
         named(&file[section], keys, section);
+    }
+    let schedule = text.split("# [schedules.NAME]").nth(1).unwrap();
+    for key in [
+        "job_type",
+        "cron",
+        "zone",
+        "every",
+        "payload",
+        "priority",
+        "max_attempts",
+        "ordering_key",
+        "missed",
+        "overlap",
+        "tick_as",
+    ] {
+        let line = format!("\n# {key} = ");
+        assert!(
+            schedule.contains(&line),
+            "`[schedules.NAME] {key}` is missing"
+        );
     }
     // A plugin's own keys stand there as comments, all of them; they are those of `[defaults]` and a few.
     let own = defaults["defaults"].as_table().unwrap();
@@ -63,10 +83,14 @@ fn the_comments_of_the_reference_file_are_settings_that_work() {
         .lines()
         .filter_map(|line| line.strip_prefix("# "))
         .filter(|line| line.starts_with('[') || line.contains(" = "))
-        // One of the two.
-        .filter(|line| !line.starts_with("file = "))
+        // One of the two, and of the two.
+        .filter(|line| !line.starts_with("file = ") && !line.starts_with("every = "))
         .map(|line| format!("{line}\n"))
         .collect();
     let config = Config::parse(&shown, Path::new("runner.toml")).unwrap();
     assert_eq!(config.plugin("NAME").http.allow.0.len(), 3);
+    assert_eq!(
+        config.schedules["NAME"].cron.as_deref(),
+        Some("30 2 * * MON-FRI")
+    );
 }

@@ -38,7 +38,7 @@ pub(super) struct Claim {
 impl Claim {
     pub(super) async fn measure(&self, store: &Store) -> anyhow::Result<()> {
         let runner = store
-            .register("bench", self.batch, &[], Duration::from_secs(3600))
+            .register("bench", self.batch, &[], Duration::from_secs(3600), &[])
             .await?;
         let empty = self.time(store, runner).await?;
         store
