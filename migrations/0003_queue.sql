@@ -524,13 +524,13 @@ end $$;
 --   running, group_running            most running jobs in the fleet, of the type and of a group; null or 0 for no limit
 --   starts, starts_per, group_starts  most starts in this many seconds, of the type and of a group
 --   oldest                no job of the type that counts has a smaller claim
--- Returns the ids, and for each job type a row without id whose note says: `groups` there are jobs with a group, `more` there may be
+-- Returns the ids with the time of their start, and for each job type a row without id whose note says: `groups` there are jobs with a group, `more` there may be
 -- more to take, `due` the time of some has come (see promote), `full` the type as a whole is at a limit, `again` seconds after which a limit may allow more, `cursors` and `oldest`
 -- for the next call.
 --
 -- Under a limit the claims of a type exclude each other, by an advisory lock until the end of the statement. What is counted is
 -- read after that lock was got: a volatile function sees what was committed up to each of its statements.
-create function piecework.take(wanted jsonb, most int) returns table (job_type text, id bigint, note jsonb) language plpgsql as $$
+create function piecework.take(wanted jsonb, most int) returns table (job_type text, id bigint, note jsonb, at timestamptz) language plpgsql as $$
 #variable_conflict use_column
 declare
   w record;
@@ -568,6 +568,8 @@ begin
         from jsonb_array_elements(wanted) as e (w)
         where (e.w ->> 'running')::int > 0 or (e.w ->> 'group_running')::int > 0 or (e.w ->> 'starts')::int > 0 or (e.w ->> 'group_starts')::int > 0
         order by 1) l;
+  -- Nobody else claims under these limits from here on, so this is when these jobs start.
+  at := clock_timestamp();
   for w in
     select * from jsonb_to_recordset(wanted) as w (
       job_type text, want int, priorities smallint[], marks jsonb, cursors jsonb, running int, group_running int, starts int,
@@ -595,7 +597,7 @@ begin
     end if;
     if w.starts > 0 or w.group_starts > 0 then
       length_of_slot := w.starts_per / 10;
-      this_slot := to_timestamp(floor(extract(epoch from clock_timestamp()) / length_of_slot) * length_of_slot);
+      this_slot := to_timestamp(floor(extract(epoch from at) / length_of_slot) * length_of_slot);
       slot_ends := this_slot + make_interval(secs => length_of_slot);
     end if;
     if w.starts > 0 then
@@ -624,7 +626,7 @@ begin
         order by j.due_at, j.id limit portion for update skip locked) t;
       got := got + coalesce(cardinality(ids), 0);
       more := more or (portion > 0 and cardinality(ids) >= portion);
-      return query select w.job_type, t.id, null::jsonb from unnest(ids) as t (id);
+      return query select w.job_type, t.id, null::jsonb, at from unnest(ids) as t (id);
       continue when not groups;
 
       -- How many groups there are, as far as it matters for the share of each.
@@ -695,7 +697,7 @@ begin
           order by j.due_at, j.id limit portion for update skip locked) t;
         continue when ids is null;
         got := got + cardinality(ids);
-        return query select w.job_type, t.id, null::jsonb from unnest(ids) as t (id);
+        return query select w.job_type, t.id, null::jsonb, at from unnest(ids) as t (id);
         if w.group_starts > 0 then
           perform piecework.count_starts(w.job_type, place, this_slot, w.starts_per, cardinality(ids));
         end if;
@@ -709,7 +711,7 @@ begin
       'groups', groups, 'more', more and got > 0 or room <= got and not capped, 'full', room <= got and capped,
       'again', again, 'cursors', cursors, 'oldest', first_claim, 'due', (
         select j.due_at <= now() from piecework.job j
-        where j.state = 'pending' and j.group_state = 1 and j.job_type = w.job_type order by j.due_at limit 1)));
+        where j.state = 'pending' and j.group_state = 1 and j.job_type = w.job_type order by j.due_at limit 1))), at;
   end loop;
 end $$;
 
