@@ -641,7 +641,7 @@ begin
           where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
             and j.group_key > a.group_key
           order by j.group_key limit 1) k
-        where a.n < 16)
+        where a.n < 8)
       select count(*) into ready from ahead;
       continue when ready = 0;
       share := ceil((room - got)::float8 / ready)::int;
