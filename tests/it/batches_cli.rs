@@ -27,7 +27,7 @@ async fn process_a_batch_is_enqueued_and_its_last_job_waited_for() {
     let host = Host::start(&db, folder.path(), "");
     host.ready().await;
     let here = folder.path();
-    let jobs = r#"[{"job_type": "noop", "group_key": "ann"}, {"job_type": "probe", "payload": {"do": "discard", "text": "no"}}]"#;
+    let jobs = r#"[{"job_type": "noop", "group_key": "ann"}, {"job_type": "probe", "payload": {"do": "fail", "text": "no", "disposition": "discard"}}]"#;
     std::fs::write(here.join("jobs.json"), jobs).unwrap();
     let last = r#"{"job_type": "probe", "payload": {"do": "echo", "n": 7}}"#;
     let waited = run(
@@ -61,8 +61,7 @@ async fn process_a_batch_is_enqueued_and_its_last_job_waited_for() {
         assert!(shown.lines().any(|shown| shown == line), "{shown}");
     }
     // Its last job fails: so does the command.
-    let last =
-        r#"{"job_type": "probe", "payload": {"do": "discard", "text": "all of it was in vain"}}"#;
+    let last = r#"{"job_type": "probe", "payload": {"do": "fail", "text": "all of it was in vain", "disposition": "discard"}}"#;
     let failed = fed(
         &db,
         here,
