@@ -12,6 +12,7 @@ use crate::dev::Cluster;
 use crate::store::{self, Store};
 use crate::telemetry::{self, LogFormat};
 
+mod batch;
 mod bench;
 mod demo;
 mod dev;
@@ -57,6 +58,7 @@ enum Command {
     Demo(demo::Demo),
     Migrate(migrate::Migrate),
     Enqueue(enqueue::Enqueue),
+    EnqueueBatch(batch::EnqueueBatch),
     Publish(queue::Publish),
     Jobs(jobs::Jobs),
     Pause(queue::Pause),
@@ -134,6 +136,7 @@ impl Cli {
             Command::Demo(command) => command.run(config),
             Command::Migrate(command) => command.run(&config),
             Command::Enqueue(command) => command.run(&config),
+            Command::EnqueueBatch(command) => command.run(&config),
             Command::Publish(command) => command.run(&config),
             Command::Jobs(command) => command.run(&config),
             Command::Pause(command) => command.run(&config),

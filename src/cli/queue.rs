@@ -1,13 +1,11 @@
 //! `piecework pause`, `resume`, `publish` and `topics`
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
 
-use super::enqueue::read_payload;
+use super::enqueue::{Options, read_payload};
 use super::{Ending, Misuse, block_on, database, open_narrow, print};
 use crate::config::Config;
-use crate::store::{Error, NewJob, Store};
+use crate::store::{Error, Store};
 
 /// Start no more jobs of a type, on any runner, until it is resumed
 #[derive(Debug, Args)]
@@ -31,12 +29,8 @@ pub(super) struct Publish {
     /// The payload, JSON; `-` reads it from standard input, `@FILE` from a file
     #[arg(default_value = "{}", allow_hyphen_values = true)]
     payload: String,
-    /// Not before this much later: "30s", "2h 30m"
-    #[arg(long, value_parser = humantime::parse_duration)]
-    delay: Option<Duration>,
-    /// At most one pending or running job of each type has this key
-    #[arg(long, value_name = "KEY")]
-    unique_key: Option<String>,
+    #[command(flatten)]
+    options: Options,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -107,12 +101,10 @@ impl Resume {
 
 impl Publish {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
-        let job = NewJob {
-            payload: read_payload(&self.payload)?,
-            delay: self.delay,
-            unique_key: self.unique_key,
-            ..NewJob::default()
-        };
+        // The types are those that are subscribed.
+        let job = self
+            .options
+            .job(String::new(), read_payload(&self.payload)?);
         let (topic, json) = (self.topic, self.json);
         with_store(config, async |store| {
             let jobs = store.publish(&topic, &job).await?;

@@ -70,6 +70,21 @@ impl Store {
             .collect()
     }
 
+    /// Enqueues the jobs of a JSON array and one, an object, that starts when all of them have ended; returns the id of that one.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] names the job and says what is wrong with it.
+    pub async fn enqueue_batch(&self, jobs: &str, and_then: &str) -> Result<JobId, Error> {
+        let row = self
+            .one(
+                sqlx::query(include_str!("sql/enqueue_batch.sql"))
+                    .bind(jobs)
+                    .bind(and_then),
+            )
+            .await?;
+        Ok(JobId(row.try_get("id")?))
+    }
+
     /// Enqueues a job for each job type that is subscribed to a topic; `job.job_type` is not looked at. Returns how many.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 mod support;
 
 mod batches;
+mod batches_cli;
 mod cancel;
 mod chaos;
 mod checkpoints;
