@@ -145,9 +145,10 @@ impl Folder {
                 refused: None,
                 plugin: None,
             });
+            let waited = file.waits();
             file.steady = file.seen == fingerprint;
             file.seen = fingerprint;
-            changed |= file.waits();
+            changed |= file.waits() && !waited;
         }
         changed |= !std::mem::replace(&mut self.scanned, true);
         if changed {
@@ -156,7 +157,7 @@ impl Folder {
         Ok(changed)
     }
 
-    /// A file to be loaded now. It is to be given back to [`put`](Self::put) before the next is asked for.
+    /// A file to be loaded now. What comes of it is to be [`put`](Self::put) back before the next is asked for.
     pub fn next_load(&self) -> Option<Load> {
         self.files
             .iter()
@@ -195,7 +196,7 @@ impl Folder {
                     })
                 });
                 let (state, reason) = match (&file.refused, conflict) {
-                    _ if file.waits() => ("compiling", None),
+                    _ if file.waits() || file.is_new() => ("compiling", None),
                     (Some(reason), _) => ("refused", Some(reason.clone())),
                     (None, Some(reason)) => ("conflicting", Some(reason)),
                     (None, None) => ("serving", None),
@@ -293,6 +294,11 @@ impl File {
     /// It has stopped changing, and its content is not loaded.
     fn waits(&self) -> bool {
         self.steady && self.loaded != Some(self.seen)
+    }
+
+    /// Nothing came of it yet.
+    fn is_new(&self) -> bool {
+        self.plugin.is_none() && self.refused.is_none()
     }
 
     fn load(&self, name: &str) -> Load {

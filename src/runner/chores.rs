@@ -1,11 +1,12 @@
 //! What a runner does beside running jobs. Every runner does all of it, without a leader: each statement is safe to run
 //! anywhere, any number of times.
 
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use anyhow::Context;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::Shared;
@@ -186,6 +187,20 @@ pub(super) async fn keep_house(shared: Arc<Shared>) {
     }
 }
 
+/// Does work on a thread that nobody waits for at the end of the process, as a runtime would for its own.
+pub(super) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<T> {
+    let (done, outcome) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("plugins".to_owned())
+        .spawn(move || done.send(work()))
+        .context("start a thread for the plugins folder")?;
+    outcome
+        .await
+        .context("the thread of the plugins folder failed")
+}
+
 /// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
 /// and what serves goes on serving.
 pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
@@ -193,7 +208,7 @@ pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick comes at once, and the folder has just been looked at.
     looks.tick().await;
-    let mut loading: Option<JoinHandle<Loaded>> = None;
+    let mut loading: Option<Pin<Box<dyn Future<Output = anyhow::Result<Loaded>> + Send>>> = None;
     loop {
         let loaded = async {
             match &mut loading {
@@ -210,7 +225,7 @@ pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
             _ = looks.tick() => {
                 let looker = shared.clone();
                 // A folder on a network may take its time.
-                let look = tokio::task::spawn_blocking(move || {
+                let look = aside(move || {
                     let changed = folder.look(&looker.registry);
                     (folder, changed)
                 });
@@ -223,9 +238,9 @@ pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
             && let Some(load) = folder.next_load()
         {
             let loader = shared.clone();
-            loading = Some(tokio::task::spawn_blocking(move || {
+            loading = Some(Box::pin(aside(move || {
                 load.run(&loader.engine, &loader.config)
-            }));
+            })));
         }
         match changed {
             Ok(false) => {}

@@ -8,6 +8,7 @@
 mod support;
 
 mod batches;
+mod cache;
 mod cancel;
 mod chaos;
 mod checkpoints;
