@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Extent;
-use super::compile::{Refusal, give_way};
+use super::compile::Refusal;
 use super::{Engine, Handler, NoLedger, Progress, Stop, Ties};
 use crate::config::PluginRules;
 use crate::job::{ClaimToken, Claimed, FailureClass, JobId, JobType, Priority, Timestamp};
@@ -38,7 +38,6 @@ impl Engine {
             ledger: Arc::new(NoLedger),
         };
         let attempt = || {
-            give_way();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
@@ -46,7 +45,7 @@ impl Engine {
             let started = self.attempt(handler, &grants, &job, &ties, Extent::Start);
             runtime.block_on(started).verdict.err()
         };
-        // A thread of its own: the caller's may belong to a runtime, and keeps its priority.
+        // A thread of its own: the caller's may belong to a runtime.
         let failure = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("check".to_owned());
             let thread = thread.spawn_scoped(scope, attempt).ok()?;
