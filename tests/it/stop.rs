@@ -301,7 +301,8 @@ async fn process_o_16_a_host_leaves_in_time_while_it_registers() {
     let db = Db::new().await;
     let plugins = Folder::with(&[("one", "probe"), ("two", "probe")]);
     let relay = Relay::to(db.url()).await;
-    let mut host = Host::start_on(relay.url(), plugins.path(), SHORT, &[]);
+    let settings = format!("{SHORT}[engine]\ncache = 'off'\n");
+    let mut host = Host::start_on(relay.url(), plugins.path(), &settings, &[]);
     host.says("plugin loaded").await;
     relay.set(Link::Frozen);
     until("the second plugin", || async {
