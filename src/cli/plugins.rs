@@ -124,8 +124,13 @@ fn check(
             let name = print::plain(&file.display().to_string());
             match answer {
                 Ok(handler) => print::line(&format!(
-                    "{name}: can serve (version {})",
-                    handler.version()
+                    "{name}: can serve (version {}{})",
+                    handler.version(),
+                    if handler.cached() {
+                        ", compiled before"
+                    } else {
+                        ""
+                    }
                 ))?,
                 Err(reason) => print::line(&format!("{name}: refused: {}", print::plain(&reason)))?,
             }

@@ -13,6 +13,8 @@ use crate::policy::Policy;
 
 /// Longest that a start is watched. One that is allowed more, and takes it, is left to its first job.
 const LONGEST: Duration = Duration::from_secs(30);
+/// Most that a start may compute; the slowest that was seen, of a language runtime, took a few milliseconds.
+const COMPUTING: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Instantiates a component as for an attempt, with the plugin's limits and without HTTP; nothing of it is run but what runs at
@@ -30,6 +32,7 @@ impl Engine {
         rules.http.allow = Policy::default();
         let patient = rules.limits.timeout <= LONGEST;
         rules.limits.timeout = rules.limits.timeout.min(LONGEST);
+        rules.limits.cpu = rules.limits.cpu.min(COMPUTING);
         let grants = self.grants(name, &rules);
         let job = nobody(&rules);
         let ties = Ties {

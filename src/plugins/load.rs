@@ -351,6 +351,11 @@ impl File {
 }
 
 impl Load {
+    /// The plugin's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Reads, compiles and checks the file on this thread: seconds for a large component.
     pub fn run(self, engine: &Engine, config: &Config) -> Loaded {
         Loaded {

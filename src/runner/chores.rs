@@ -238,6 +238,7 @@ pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
             && let Some(load) = folder.next_load()
         {
             let loader = shared.clone();
+            tracing::debug!(plugin = load.name(), "a plugin is being loaded");
             loading = Some(Box::pin(aside(move || {
                 load.run(&loader.engine, &loader.config)
             })));
