@@ -43,7 +43,7 @@ impl Plugins {
         let engine = Engine::new(config, 1)?;
         match self.command {
             Command::List { plugins, json } => list(&engine, config, plugins, json),
-            Command::Check { files, json } => check(&engine, &files, json),
+            Command::Check { files, json } => check(&engine, config, &files, json),
         }
     }
 }
@@ -85,15 +85,27 @@ fn list(
     })
 }
 
-fn check(engine: &Engine, files: &[PathBuf], json: bool) -> anyhow::Result<Ending> {
+fn check(
+    engine: &Engine,
+    config: &Config,
+    files: &[PathBuf],
+    json: bool,
+) -> anyhow::Result<Ending> {
     let mut answers = Vec::new();
     for file in files {
         let answer = std::fs::read(file)
             .map_err(|error| format!("it cannot be read: {error}"))
             .and_then(|bytes| {
-                engine
-                    .compile(&bytes, false)
-                    .map_err(|refusal| refusal.to_string())
+                // As it would be loaded from the plugins folder.
+                let name = file.file_stem().and_then(|name| name.to_str());
+                let name = name.unwrap_or("handler");
+                let rules = config.plugin(name);
+                let handler = engine.compile(&bytes, rules.limits.fuel.is_some());
+                let checked = handler.and_then(|handler| {
+                    engine.check_start(name, &handler, &rules)?;
+                    Ok(handler)
+                });
+                checked.map_err(|refusal| refusal.to_string())
             });
         answers.push((file, answer));
     }
@@ -102,7 +114,7 @@ fn check(engine: &Engine, files: &[PathBuf], json: bool) -> anyhow::Result<Endin
         let rows: Vec<_> = answers
             .iter()
             .map(|(file, answer)| match answer {
-                Ok(handler) => serde_json::json!({ "file": file, "ok": true, "digest": crate::engine::hex(&handler.digest()) }),
+                Ok(handler) => serde_json::json!({ "file": file, "ok": true, "digest": crate::engine::hex(&handler.digest()), "cached": handler.cached() }),
                 Err(reason) => serde_json::json!({ "file": file, "ok": false, "reason": reason }),
             })
             .collect();
@@ -112,8 +124,13 @@ fn check(engine: &Engine, files: &[PathBuf], json: bool) -> anyhow::Result<Endin
             let name = print::plain(&file.display().to_string());
             match answer {
                 Ok(handler) => print::line(&format!(
-                    "{name}: can serve (version {})",
-                    handler.version()
+                    "{name}: can serve (version {}{})",
+                    handler.version(),
+                    if handler.cached() {
+                        ", compiled before"
+                    } else {
+                        ""
+                    }
                 ))?,
                 Err(reason) => print::line(&format!("{name}: refused: {}", print::plain(&reason)))?,
             }

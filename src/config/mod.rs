@@ -161,6 +161,8 @@ pub struct Engine {
     pub memory: Size,
     /// Accept components that need WebAssembly GC and exceptions (Kotlin, Dart, OCaml).
     pub gc: bool,
+    /// Where compiled components are kept; empty for the usual place, `off` for nowhere.
+    pub cache: PathBuf,
 }
 
 impl Default for Engine {
@@ -172,6 +174,7 @@ impl Default for Engine {
             stack: Size::kib(512),
             memory: Size(0),
             gc: false,
+            cache: PathBuf::new(),
         }
     }
 }

@@ -12,6 +12,15 @@ use super::host::HostState;
 use super::{Engine, Grants, Handler, StopReason, Ties};
 use crate::job::{Claimed, HttpUsage, Outcome, Usage};
 
+/// How much of an attempt is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// All of it.
+    Whole,
+    /// Only its start: instantiation, without `run`.
+    Start,
+}
+
 impl Engine {
     /// Runs one attempt to its end, whatever that is. Dropping the future ends the guest too.
     pub async fn call(
@@ -20,6 +29,18 @@ impl Engine {
         grants: &Grants,
         job: &Claimed,
         ties: &Ties,
+    ) -> Outcome {
+        self.attempt(handler, grants, job, ties, Extent::Whole)
+            .await
+    }
+
+    pub(super) async fn attempt(
+        &self,
+        handler: &Handler,
+        grants: &Grants,
+        job: &Claimed,
+        ties: &Ties,
+        extent: Extent,
     ) -> Outcome {
         let started = Instant::now();
         let limits = &grants.limits;
@@ -68,6 +89,9 @@ impl Engine {
         let returned = {
             let work = Box::pin(async {
                 let instance = handler.pre.instantiate_async(&mut store).await?;
+                if extent == Extent::Start {
+                    return Ok(Ok(None));
+                }
                 instance.call_run(&mut store, &input).await
             });
             let work = Timed {

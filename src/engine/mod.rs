@@ -10,7 +10,7 @@
 //!   the ticker (an OS thread) stops every call whose wall-clock limit passed; the runner stops calls for its own reasons
 //! ```
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::Context;
 use wasmtime::component::{HasSelf, Linker};
@@ -20,7 +20,9 @@ use crate::config;
 use crate::http::Net;
 
 mod bindings;
+mod cache;
 mod call;
+mod check;
 mod clock;
 mod compile;
 mod failure;
@@ -54,6 +56,9 @@ pub struct Engine {
     /// Fuel needs code of its own: both metres together cost up to 1.9 times, so only plugins with a budget pay for it.
     fuelled: OnceLock<Flavour>,
     ticker: Ticker,
+    cache: Option<cache::Cache>,
+    /// Held while a component is compiled: one at a time, since each takes all cores and up to 700 MiB.
+    compiling: Mutex<()>,
 }
 
 /// A wasmtime engine with everything linked.
@@ -93,6 +98,8 @@ impl Engine {
             plain,
             fuelled: OnceLock::new(),
             ticker,
+            cache: cache::Cache::open(&settings.cache),
+            compiling: Mutex::new(()),
         })
     }
 
@@ -209,4 +216,4 @@ pub fn hex(digest: &[u8]) -> String {
 }
 
 /// Shared by everything that belongs to one attempt.
-type Shared<T> = Arc<std::sync::Mutex<T>>;
+type Shared<T> = Arc<Mutex<T>>;

@@ -12,7 +12,7 @@ use anyhow::Context;
 
 use super::{FileState, Plugin, Registry};
 use crate::config::Config;
-use crate::engine::{Engine, digest, hex};
+use crate::engine::{Engine, Refusal, digest, hex};
 use crate::job::JobType;
 
 /// A plugins folder and what was loaded from it.
@@ -31,14 +31,46 @@ type Fingerprint = (u64, i64, i64, u64, u64);
 struct File {
     path: PathBuf,
     seen: Fingerprint,
+    /// It was the same the last two times.
+    steady: bool,
     /// The fingerprint that `digest` and the outcome below belong to.
     loaded: Option<Fingerprint>,
     digest: [u8; 32],
     compile_ms: u64,
+    cached: bool,
     /// Why the newest content does not serve.
     refused: Option<String>,
     /// The newest content that loaded.
     plugin: Option<Arc<Plugin>>,
+}
+
+/// A file to be loaded: reading and compiling need not hold up the folder.
+#[derive(Debug)]
+pub struct Load {
+    name: String,
+    path: PathBuf,
+    fingerprint: Fingerprint,
+    /// What serves.
+    plugin: Option<Arc<Plugin>>,
+}
+
+/// What came of a [`Load`].
+#[derive(Debug)]
+pub struct Loaded {
+    name: String,
+    fingerprint: Fingerprint,
+    found: Found,
+}
+
+#[derive(Debug)]
+enum Found {
+    /// It changes under our hands.
+    Moving,
+    Unreadable(String),
+    /// The content that serves already.
+    Same([u8; 32]),
+    Refused([u8; 32], Refusal),
+    Fit(Arc<Plugin>, u64),
 }
 
 impl Folder {
@@ -60,8 +92,8 @@ impl Folder {
         })
     }
 
-    /// Compares the folder with what is loaded, compiles what is new, and replaces the serving map if anything changed.
-    /// Returns whether it did. Compiles on this thread: seconds for a large component.
+    /// Compares the folder with what is loaded, loads what is new, and replaces the serving map if anything changed. Returns
+    /// whether it did. Waits until all is compiled: seconds for a large component.
     ///
     /// # Errors
     /// When the folder cannot be read; what serves goes on serving.
@@ -71,6 +103,28 @@ impl Folder {
         config: &Config,
         registry: &Registry,
     ) -> anyhow::Result<bool> {
+        let mut changed = self.look(registry)?;
+        let loads: Vec<_> = self
+            .files
+            .iter()
+            .filter(|(_, file)| file.waits())
+            .map(|(name, file)| file.load(name))
+            .collect();
+        for load in loads {
+            changed |= self.take(load.run(engine, config));
+        }
+        if changed {
+            registry.replace(self.serving(registry));
+        }
+        Ok(changed)
+    }
+
+    /// Compares the folder with what is loaded, and loads nothing: [`next_load`](Self::next_load) tells what is to be. Returns whether anything
+    /// changed; what is gone serves no more.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; what serves goes on serving.
+    pub fn look(&mut self, registry: &Registry) -> anyhow::Result<bool> {
         let found = self.list()?;
         let mut changed = self.files.len() != found.len();
         self.files.retain(|name, _| found.contains_key(name));
@@ -83,23 +137,49 @@ impl Folder {
                 } else {
                     fingerprint
                 },
+                steady: false,
                 loaded: None,
                 digest: [0; 32],
                 compile_ms: 0,
+                cached: false,
                 refused: None,
                 plugin: None,
             });
-            let steady = file.seen == fingerprint;
+            let waited = file.waits();
+            file.steady = file.seen == fingerprint;
             file.seen = fingerprint;
-            if steady && file.loaded != Some(fingerprint) {
-                changed |= file.load(&name, fingerprint, engine, config);
-            }
+            changed |= file.waits() && !waited;
         }
-        let first = !std::mem::replace(&mut self.scanned, true);
-        if changed || first {
+        changed |= !std::mem::replace(&mut self.scanned, true);
+        if changed {
             registry.replace(self.serving(registry));
         }
-        Ok(changed || first)
+        Ok(changed)
+    }
+
+    /// A file to be loaded now. What comes of it is to be [`put`](Self::put) back before the next is asked for.
+    pub fn next_load(&self) -> Option<Load> {
+        self.files
+            .iter()
+            .find(|(_, file)| file.waits())
+            .map(|(name, file)| file.load(name))
+    }
+
+    /// Takes in what was loaded; returns whether anything changed for those who look.
+    pub fn put(&mut self, loaded: Loaded, registry: &Registry) -> bool {
+        let changed = self.take(loaded);
+        if changed {
+            registry.replace(self.serving(registry));
+        }
+        changed
+    }
+
+    fn take(&mut self, loaded: Loaded) -> bool {
+        // It was removed meanwhile.
+        let Some(file) = self.files.get_mut(&loaded.name) else {
+            return false;
+        };
+        file.take(loaded)
     }
 
     /// How each file stands.
@@ -116,6 +196,7 @@ impl Folder {
                     })
                 });
                 let (state, reason) = match (&file.refused, conflict) {
+                    _ if file.waits() || file.is_new() => ("compiling", None),
                     (Some(reason), _) => ("refused", Some(reason.clone())),
                     (None, Some(reason)) => ("conflicting", Some(reason)),
                     (None, None) => ("serving", None),
@@ -128,6 +209,7 @@ impl Folder {
                     state,
                     reason,
                     compile_ms: file.compile_ms,
+                    cached: file.cached,
                 }
             })
             .collect()
@@ -209,59 +291,110 @@ impl Folder {
 }
 
 impl File {
-    /// Loads the content; returns whether anything changed for those who look.
-    fn load(
-        &mut self,
-        name: &str,
-        fingerprint: Fingerprint,
-        engine: &Engine,
-        config: &Config,
-    ) -> bool {
-        let bytes = match fs::read(&self.path) {
-            Ok(bytes) if bytes.len() as u64 == fingerprint.0 => bytes,
-            // It changes under our hands: next time.
-            Ok(_) => return false,
-            Err(error) => {
-                self.refused = Some(format!("it cannot be read: {error}"));
-                return true;
-            }
-        };
-        self.loaded = Some(fingerprint);
-        let content = digest(&bytes);
-        if self
-            .plugin
-            .as_ref()
-            .is_some_and(|plugin| plugin.handler.digest() == content)
-        {
-            self.digest = content;
-            return self.refused.take().is_some();
+    /// It has stopped changing, and its content is not loaded.
+    fn waits(&self) -> bool {
+        self.steady && self.loaded != Some(self.seen)
+    }
+
+    /// Nothing came of it yet.
+    fn is_new(&self) -> bool {
+        self.plugin.is_none() && self.refused.is_none()
+    }
+
+    fn load(&self, name: &str) -> Load {
+        Load {
+            name: name.to_owned(),
+            path: self.path.clone(),
+            fingerprint: self.seen,
+            plugin: self.plugin.clone(),
         }
-        self.digest = content;
-        let rules = config.plugin(name);
-        let started = Instant::now();
-        match engine.compile(&bytes, rules.limits.fuel.is_some()) {
-            Ok(handler) => {
-                self.compile_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-                tracing::info!(
-                    plugin = name,
-                    version = handler.version(),
-                    job_types = rules.job_types.join(","),
-                    compile_ms = self.compile_ms,
-                    "plugin loaded"
-                );
-                self.plugin = Some(Arc::new(Plugin {
-                    name: name.to_owned(),
-                    handler,
-                    grants: engine.grants(name, &rules),
-                    rules,
-                }));
+    }
+
+    /// Returns whether anything changed for those who look.
+    fn take(&mut self, loaded: Loaded) -> bool {
+        if matches!(loaded.found, Found::Moving) {
+            // Next time it must have been the same for one more interval.
+            self.steady = false;
+            return true;
+        }
+        self.loaded = Some(loaded.fingerprint);
+        match loaded.found {
+            Found::Moving => {}
+            Found::Unreadable(reason) => self.refused = Some(reason),
+            Found::Same(digest) => {
+                self.digest = digest;
                 self.refused = None;
             }
-            Err(refusal) => {
-                tracing::warn!(plugin = name, reason = %refusal, keeps = self.plugin.is_some(), "plugin refused");
+            Found::Refused(digest, refusal) => {
+                self.digest = digest;
+                tracing::warn!(plugin = loaded.name, reason = %refusal, keeps = self.plugin.is_some(), "plugin refused");
                 self.refused = Some(refusal.to_string());
+            }
+            Found::Fit(plugin, compile_ms) => {
+                self.digest = plugin.handler.digest();
+                self.compile_ms = compile_ms;
+                self.cached = plugin.handler.cached();
+                tracing::info!(
+                    plugin = loaded.name,
+                    version = plugin.handler.version(),
+                    job_types = plugin.rules.job_types.join(","),
+                    compile_ms,
+                    cached = self.cached,
+                    "plugin loaded"
+                );
+                self.plugin = Some(plugin);
+                self.refused = None;
             }
         }
         true
+    }
+}
+
+impl Load {
+    /// The plugin's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads, compiles and checks the file on this thread: seconds for a large component.
+    pub fn run(self, engine: &Engine, config: &Config) -> Loaded {
+        Loaded {
+            found: self.find(engine, config),
+            name: self.name,
+            fingerprint: self.fingerprint,
+        }
+    }
+
+    fn find(&self, engine: &Engine, config: &Config) -> Found {
+        let bytes = match fs::read(&self.path) {
+            Ok(bytes) if bytes.len() as u64 == self.fingerprint.0 => bytes,
+            Ok(_) => return Found::Moving,
+            Err(error) => return Found::Unreadable(format!("it cannot be read: {error}")),
+        };
+        let digest = digest(&bytes);
+        if self
+            .plugin
+            .as_ref()
+            .is_some_and(|plugin| plugin.handler.digest() == digest)
+        {
+            return Found::Same(digest);
+        }
+        let rules = config.plugin(&self.name);
+        let started = Instant::now();
+        let handler = match engine.compile(&bytes, rules.limits.fuel.is_some()) {
+            Ok(handler) => handler,
+            Err(refusal) => return Found::Refused(digest, refusal),
+        };
+        let compile_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if let Err(refusal) = engine.check_start(&self.name, &handler, &rules) {
+            return Found::Refused(digest, refusal);
+        }
+        let plugin = Plugin {
+            name: self.name.clone(),
+            grants: engine.grants(&self.name, &rules),
+            handler,
+            rules,
+        };
+        Found::Fit(Arc::new(plugin), compile_ms)
     }
 }

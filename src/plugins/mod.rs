@@ -14,7 +14,7 @@ use crate::job::JobType;
 
 mod load;
 
-pub use load::Folder;
+pub use load::{Folder, Load, Loaded};
 
 /// One loaded component with its rules.
 #[derive(Debug)]
@@ -69,10 +69,12 @@ pub struct FileState {
     pub digest: String,
     /// Of the newest content, in bytes.
     pub size: u64,
-    /// `serving`, `refused` or `conflicting`.
+    /// `serving`, `compiling`, `refused` or `conflicting`. What served before serves on in each of them.
     pub state: &'static str,
     /// Why it does not serve.
     pub reason: Option<String>,
-    /// What compiling took, in milliseconds.
+    /// What compiling took, or loading what was compiled before, in milliseconds.
     pub compile_ms: u64,
+    /// Whether it had been compiled before.
+    pub cached: bool,
 }

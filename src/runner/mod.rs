@@ -198,7 +198,7 @@ impl Runner {
             config,
         });
         let scanner = shared.clone();
-        let folder = tokio::task::spawn_blocking(move || {
+        let folder = chores::aside(move || {
             scanner.scan(&mut folder)?;
             anyhow::Ok(folder)
         })

@@ -9,6 +9,7 @@ mod support;
 
 mod batches;
 mod batches_cli;
+mod cache;
 mod cancel;
 mod chaos;
 mod checkpoints;

@@ -144,3 +144,84 @@ fn hidden_and_other_files_are_no_plugins_and_a_link_is_followed() {
     bed.settle();
     assert_eq!(bed.registry.job_types(), [JobType::from("linked")]);
 }
+
+#[test]
+fn what_served_serves_on_while_the_new_version_is_compiled() {
+    let mut bed = Bed::new(&[("mail", "noop")]);
+    let before = bed.version("mail").unwrap();
+    bed.files.put("mail", &guests::bytes("flaky"));
+    bed.files.put("new", &guests::bytes("noop"));
+    bed.folder.look(&bed.registry).unwrap();
+    assert!(bed.folder.next_load().is_none(), "it may be half written");
+    assert!(bed.folder.look(&bed.registry).unwrap());
+    let load = bed.folder.next_load().unwrap();
+    for name in ["mail", "new"] {
+        assert_eq!(bed.state(name).state, "compiling");
+    }
+    // The folder is looked at meanwhile.
+    fs::remove_file(bed.files.path().join("new.wasm")).unwrap();
+    assert!(bed.folder.look(&bed.registry).unwrap());
+    assert!(!bed.folder.look(&bed.registry).unwrap());
+    let loaded = load.run(&bed.engine, &bed.config);
+    assert_eq!(bed.version("mail").unwrap(), before);
+    assert!(bed.folder.put(loaded, &bed.registry));
+    assert_ne!(bed.version("mail").unwrap(), before);
+    assert_eq!(bed.state("mail").state, "serving");
+    assert!(bed.folder.next_load().is_none());
+}
+
+#[test]
+fn what_changes_while_it_is_compiled_is_compiled_again() {
+    let mut bed = Bed::new(&[]);
+    bed.files.put("mail", &guests::bytes("noop"));
+    bed.folder.look(&bed.registry).unwrap();
+    bed.folder.look(&bed.registry).unwrap();
+    let load = bed.folder.next_load().unwrap();
+    let loaded = load.run(&bed.engine, &bed.config);
+    bed.files.put("mail", &guests::bytes("flaky"));
+    bed.folder.look(&bed.registry).unwrap();
+    bed.folder.put(loaded, &bed.registry);
+    let first = bed.version("mail").unwrap();
+    assert!(bed.folder.next_load().is_none(), "it may be half written");
+    bed.scan();
+    assert_ne!(bed.version("mail").unwrap(), first);
+    // And what is removed meanwhile serves no more.
+    bed.files.put("mail", &guests::bytes("noop"));
+    bed.folder.look(&bed.registry).unwrap();
+    bed.folder.look(&bed.registry).unwrap();
+    let load = bed.folder.next_load().unwrap();
+    let loaded = load.run(&bed.engine, &bed.config);
+    fs::remove_file(bed.files.path().join("mail.wasm")).unwrap();
+    bed.folder.look(&bed.registry).unwrap();
+    assert!(!bed.folder.put(loaded, &bed.registry));
+    assert_eq!(bed.version("mail"), None);
+}
+
+#[test]
+fn what_does_not_start_is_refused_and_the_old_version_serves_on() {
+    let mut bed = Bed::new(&[("mail", "noop")]);
+    bed.config.defaults.timeout = config::Span::millis(300);
+    let before = bed.version("mail").unwrap();
+    for (component, class) in [
+        (
+            guests::text("start_trap"),
+            "(trap): wasm trap: wasm `unreachable`",
+        ),
+        (guests::text("big_start_memory"), "(out_of_memory)"),
+        (guests::bytes("start_loop"), "(timeout)"),
+    ] {
+        bed.files.put("mail", &component);
+        bed.settle();
+        let state = bed.state("mail");
+        assert_eq!(state.state, "refused", "{class}");
+        let reason = state.reason.unwrap();
+        assert!(
+            reason.contains("it does not start") && reason.contains(class),
+            "{reason}"
+        );
+        assert_eq!(bed.version("mail").unwrap(), before);
+    }
+    bed.files.put("mail", &guests::bytes("noop"));
+    bed.settle();
+    assert_eq!(bed.state("mail").state, "serving");
+}

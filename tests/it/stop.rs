@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::db::Db;
-use crate::support::guests::Folder;
+use crate::support::guests::{self, Folder};
 use crate::support::process::{Host, SHORT};
 use crate::support::relay::{Link, Relay};
 use crate::support::until;
@@ -229,10 +229,7 @@ async fn process_o_16_a_host_leaves_in_time_while_it_compiles() {
     let db = Db::new().await;
     let plugins = Folder::new();
     for n in 0..12 {
-        plugins.put(
-            &format!("probe-{n}"),
-            &crate::support::guests::bytes("probe"),
-        );
+        plugins.put(&format!("probe-{n}"), &guests::bytes("probe"));
     }
     let settings = SHORT.replace("stop_grace = '5s'", "stop_grace = '1s'");
     let mut host = Host::start(&db, plugins.path(), &settings);
@@ -301,7 +298,8 @@ async fn process_o_16_a_host_leaves_in_time_while_it_registers() {
     let db = Db::new().await;
     let plugins = Folder::with(&[("one", "probe"), ("two", "probe")]);
     let relay = Relay::to(db.url()).await;
-    let mut host = Host::start_on(relay.url(), plugins.path(), SHORT, &[]);
+    let settings = format!("{SHORT}[engine]\ncache = 'off'\n");
+    let mut host = Host::start_on(relay.url(), plugins.path(), &settings, &[]);
     host.says("plugin loaded").await;
     relay.set(Link::Frozen);
     until("the second plugin", || async {
@@ -313,6 +311,26 @@ async fn process_o_16_a_host_leaves_in_time_while_it_registers() {
     let status = host.ended().await;
     assert!(signalled.elapsed() < IN_TIME, "{:?}", signalled.elapsed());
     assert!(status.success(), "{status}");
+    db.drop().await;
+}
+
+/// Its start never ends, so loading it takes as long as it is let.
+#[tokio::test]
+async fn process_a_plugin_that_is_being_loaded_holds_up_neither_jobs_nor_the_stop() {
+    let db = Db::new().await;
+    let plugins = Folder::with(&[("mail", "noop")]);
+    let mut host = Host::start(&db, plugins.path(), SHORT);
+    host.ready().await;
+    plugins.put("endless", &guests::bytes("start_loop"));
+    host.says("a plugin is being loaded").await;
+    db.enqueue_times(20, "mail", "{}").await;
+    let done = "select count(*) from piecework.job_history where state = 'done'";
+    db.until(20, done).await;
+    assert_eq!(host.count("plugin refused"), 0);
+    let signalled = Instant::now();
+    host.signal(Signal::TERM);
+    assert!(host.ended().await.success());
+    assert!(signalled.elapsed() < IN_TIME, "{:?}", signalled.elapsed());
     db.drop().await;
 }
 

@@ -193,5 +193,8 @@ impl Drop for Host {
 
 /// The program.
 pub(crate) fn command() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_piecework"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_piecework"));
+    // Not the cache of whoever runs the tests.
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command
 }
