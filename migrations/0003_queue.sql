@@ -1,5 +1,6 @@
 -- Groups, limits of the whole fleet, and batches; how long ended jobs are kept, and counts; schedules; runners that do not own the schema.
--- In several transactions, since each index takes a fifth of a second for a million jobs, during which nothing is written.
+-- In several transactions, since each index takes a fifth of a second for a million jobs, during which nothing is written. None locks two
+-- tables against writers: a finish that has the one and waits for the other would be ended as a deadlock.
 -- Safe while runners of version 2 work: they do not see jobs with a group key, which are `blocked` to them, and go on with all others.
 -- Limits of the fleet do not hold for what they start, and what they finish is kept also where nothing is to be kept, until its day goes.
 
@@ -13,6 +14,7 @@ alter table piecework.job
   add column if not exists counted boolean,
   -- The job that runs when all jobs of this batch have ended; that job itself has its own id here.
   add column if not exists batch bigint;
+-- next transaction
 alter table piecework.job_history
   add column if not exists group_key text,
   add column if not exists batch bigint;
@@ -37,11 +39,23 @@ create index if not exists job_key_free on piecework.job (ordering_key, id) wher
 -- next transaction
 create index if not exists job_blocked on piecework.job (job_type, due_at) where state = 'pending' and blocked and coalesce(group_state, 0) = 0;
 -- next transaction
-drop index piecework.job_key_open;
+drop index if exists piecework.job_key_open;
 -- Holds for every row that is written from now on; those that exist have no group.
 alter table piecework.job
+  drop constraint if exists job_group_key_check,
+  drop constraint if exists job_group_check,
   add constraint job_group_key_check check (length(group_key) <= 500) not valid,
   add constraint job_group_check check ((group_key is null) = (group_state is null) and group_state between 0 and 2) not valid;
+-- A note is about an ordering key, or about a batch one of whose jobs has ended.
+-- next transaction
+alter table piecework.key_todo alter column ordering_key drop not null, add column if not exists batch bigint;
+-- Which schedules of its own settings a runner declares: those tick only while some live runner does.
+-- next transaction
+alter table piecework.runner add column if not exists schedules text[] not null default '{}';
+-- Mostly empty; it holds what ended on days for which no table could be made in time.
+-- next transaction
+create index if not exists job_history_default_old on piecework.job_history_default (state, finished_at);
+-- next transaction
 
 -- Starts of the last interval, for start rates: counted in tenths of the interval, so that no interval, wherever it begins, has
 -- more than the limit. Empty group key: the job type as a whole.
@@ -53,9 +67,6 @@ create table piecework.start_count (
   n             int         not null,
   primary key (job_type, group_key, slot)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
-
--- A note is about an ordering key, or about a batch one of whose jobs has ended.
-alter table piecework.key_todo alter column ordering_key drop not null, add column batch bigint;
 
 -- Unblocks the first job of each of these keys that has no unblocked one. The keys are locked. A job that somebody else has
 -- locked, to cancel it perhaps, is waited for by nobody: its key is looked at again later. Returns how many keys that were.
@@ -896,9 +907,6 @@ begin
     return query select 'job_history_default', done::bigint, false;
   end if;
 end $$;
--- Mostly empty; it holds what ended on days for which no table could be made in time.
-create index job_history_default_old on piecework.job_history_default (state, finished_at);
-
 -- A queue in which nothing has ever ended, a new one mostly: it has the new tables from its first day on.
 do $$
 declare
@@ -922,7 +930,7 @@ begin
   end if;
   perform piecework.make_history_partitions();
   perform set_config('lock_timeout', patience, true);
-exception when lock_not_available then
+exception when lock_not_available or deadlock_detected then
   null;
 end $$;
 
@@ -1129,9 +1137,6 @@ alter function piecework.drop_old_history(int) security definer set search_path 
 
 -- Schedules: jobs at the times of a cron expression or at a fixed interval. Safe beside runners of version 2, which know nothing of
 -- them and give no ticks.
-
--- Which schedules of its own settings a runner declares: those tick only while some live runner does.
-alter table piecework.runner add column schedules text[] not null default '{}';
 
 -- Every change of a schedule's times takes a new number: a tick that was computed from the old ones matches it no more.
 create sequence piecework.schedule_seq as bigint;

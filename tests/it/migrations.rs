@@ -201,10 +201,32 @@ async fn a_history_without_jobs_is_made_anew() {
     }
 }
 
-/// A queue of version 1 with many jobs, while statements as its runners send them go on.
+/// Queues of earlier versions with many jobs, while statements as their runners send them go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_of_version_1_is_migrated_while_it_works() {
-    let db = queue_of(1).await;
+    is_migrated_while_it_works(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_of_version_2_is_migrated_while_it_works() {
+    is_migrated_while_it_works(2).await;
+}
+
+/// A key's loop: its free job ends, which is noted, another one comes, and the notes are settled. It writes to all three tables in
+/// one transaction, as a finish does.
+const KEYED: &str = "begin;
+    insert into piecework.job_history (id, job_type, state, priority, due_at, attempt, max_attempts, ordering_key, enqueued_at, payload)
+    select id, job_type, 'done', priority, due_at, attempt, max_attempts, ordering_key, enqueued_at, payload
+    from piecework.job where ordering_key = 'k' and not blocked;
+    insert into piecework.key_todo (ordering_key)
+    select ordering_key from piecework.job where ordering_key = 'k' and not blocked;
+    delete from piecework.job where ordering_key = 'k' and not blocked;
+    select piecework.enqueue('k', ordering_key => 'k');
+    commit;
+    select piecework.settle(100);";
+
+async fn is_migrated_while_it_works(version: usize) {
+    let db = queue_of(version).await;
     sqlx::raw_sql(
         "insert into piecework.job (job_type, payload) select 'a', jsonb_build_object('n', n) from generate_series(1, 300000) n;
          insert into piecework.job_history (id, job_type, state, priority, due_at, attempt, max_attempts, enqueued_at, payload)
@@ -241,15 +263,38 @@ async fn a_queue_of_version_1_is_migrated_while_it_works() {
         }
         (moved, longest)
     });
+    let (pool, stopped) = (db.pool.clone(), stop.clone());
+    let keyed = tokio::spawn(async move {
+        let mut rounds = 0_i64;
+        // Keys came with version 2.
+        while version >= 2 && !stopped.is_cancelled() {
+            let mut link = pool.acquire().await.unwrap();
+            sqlx::raw_sql(KEYED).execute(&mut *link).await.unwrap();
+            rounds += 1;
+        }
+        rounds
+    });
     let migrated = db.store.migrate().await.unwrap();
-    assert_eq!((migrated.from, migrated.to), (1, Store::known_version()));
+    assert_eq!(
+        (migrated.from, migrated.to),
+        (i32::try_from(version).unwrap(), Store::known_version())
+    );
     stop.cancel();
     let (moved, longest) = work.await.unwrap();
+    let rounds = keyed.await.unwrap();
+    if version >= 2 {
+        // Each round lets the next job of the key start: the last one is free, all before it have ended.
+        let ended = "select count(*) from piecework.job_history where job_type = 'k'";
+        assert_eq!(db.number(ended).await, rounds - 1);
+        let free = "select count(*) from piecework.job where job_type = 'k' and not blocked";
+        assert_eq!(db.number(free).await, 1);
+        assert!(rounds > 1);
+    }
     eprintln!("{moved} jobs ended meanwhile, the longest pair of statements took {longest:?}");
     assert!(moved > 0);
     // A million jobs block the others for half a second on a busy machine; this one may be busier.
     assert!(longest < std::time::Duration::from_secs(5), "{longest:?}");
-    let all = "select (select count(*) from piecework.job where job_type = 'a') + (select count(*) from piecework.job_history)";
+    let all = "select (select count(*) from piecework.job where job_type = 'a') + (select count(*) from piecework.job_history where job_type = 'a')";
     assert_eq!(db.number(all).await, 400_000);
     db.store.check_schema().await.unwrap();
     db.drop().await;
