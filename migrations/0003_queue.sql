@@ -532,8 +532,6 @@ end $$;
 --   priorities            in the order in which they are to be served
 --   marks                 low-water marks, by priority: {"at": us since 2000, "id": ...}; null for none
 --   cursors               the group that was served last, by priority
---   known                 groups to take from, by priority: [{"group": ..., "at": ..., "id": ...}], in turn, with low-water marks; null: look for
---                         them, which under a pinned horizon wades through all that was claimed before
 --   running, group_running            most running jobs in the fleet, of the type and of a group; null or 0 for no limit
 --   starts, starts_per, group_starts  most starts in this many seconds, of the type and of a group
 --   oldest                no job of the type that counts has a smaller claim
@@ -564,7 +562,6 @@ declare
   share int;
   portion int;
   place text;
-  named jsonb;
   origin text;
   wrapped boolean;
   visits int;
@@ -586,7 +583,7 @@ begin
   at := clock_timestamp();
   for w in
     select * from jsonb_to_recordset(wanted) as w (
-      job_type text, want int, priorities smallint[], marks jsonb, cursors jsonb, known jsonb, running int, group_running int, starts int,
+      job_type text, want int, priorities smallint[], marks jsonb, cursors jsonb, running int, group_running int, starts int,
       group_starts int, starts_per float8, oldest bigint)
   loop
     -- A handful of rows, read once for each type.
@@ -624,7 +621,7 @@ begin
       end if;
     end if;
 
-    groups := w.known is not null or piecework.has_groups(w.job_type);
+    groups := piecework.has_groups(w.job_type);
     got := 0;
 
     foreach level in array w.priorities loop
@@ -645,23 +642,18 @@ begin
 
       -- How many groups there are, as far as it matters for the share of each.
       place := coalesce(cursors ->> level::text, '');
-      if w.known is not null then
-        named := coalesce(w.known -> level::text, '[]');
-        ready := least(jsonb_array_length(named), 8);
-      else
-        with recursive ahead as (
-          (select j.group_key, 1 as n from piecework.job j
-           where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
-           order by j.group_key limit 1)
-          union all
-          select k.group_key, a.n + 1 from ahead a cross join lateral (
-            select j.group_key from piecework.job j
-            where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
-              and j.group_key > a.group_key
-            order by j.group_key limit 1) k
-          where a.n < 8)
-        select count(*) into ready from ahead;
-      end if;
+      with recursive ahead as (
+        (select j.group_key, 1 as n from piecework.job j
+         where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
+         order by j.group_key limit 1)
+        union all
+        select k.group_key, a.n + 1 from ahead a cross join lateral (
+          select j.group_key from piecework.job j
+          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level
+            and j.group_key > a.group_key
+          order by j.group_key limit 1) k
+        where a.n < 8)
+      select count(*) into ready from ahead;
       continue when ready = 0;
       share := ceil((room - got)::float8 / ready)::int;
       origin := place;
@@ -669,32 +661,22 @@ begin
       visits := 0;
       loop
         exit when room <= got;
-        if w.known is not null then
-          exit when visits >= jsonb_array_length(named);
-          place := named -> visits ->> 'group';
-          mark_at := timestamptz '2000-01-01 00:00:00+00' + (named -> visits ->> 'at')::float8 * interval '1 microsecond';
-          mark_id := (named -> visits ->> 'id')::bigint;
-          visits := visits + 1;
-        else
-          mark_at := '-infinity';
-          mark_id := 0;
-          select j.group_key into place from piecework.job j
-          where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level and j.group_key > place
-          order by j.group_key limit 1;
-          if not found then
-            exit when wrapped;
-            wrapped := true;
-            place := '';
-            continue;
-          end if;
-          exit when wrapped and place > origin;
-          -- Groups that are full are walked past; a claim does not walk for ever.
-          visits := visits + 1;
-          if visits > 256 then
-            more := true;
-            again := least(coalesce(again, 0.05), 0.05);
-            exit;
-          end if;
+        select j.group_key into place from piecework.job j
+        where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level and j.group_key > place
+        order by j.group_key limit 1;
+        if not found then
+          exit when wrapped;
+          wrapped := true;
+          place := '';
+          continue;
+        end if;
+        exit when wrapped and place > origin;
+        -- Groups that are full are walked past; a claim does not walk for ever.
+        visits := visits + 1;
+        if visits > 256 then
+          more := true;
+          again := least(coalesce(again, 0.05), 0.05);
+          exit;
         end if;
         cursors := jsonb_set(cursors, array[level::text], to_jsonb(place));
         portion := room - got;
@@ -723,7 +705,6 @@ begin
         select array_agg(t.id) into ids from (
           select j.id from piecework.job j
           where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level and j.group_key = place
-            and (j.due_at, j.id) > (mark_at, mark_id)
           order by j.due_at, j.id limit portion for update skip locked) t;
         continue when ids is null;
         got := got + cardinality(ids);

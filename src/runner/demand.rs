@@ -88,11 +88,6 @@ impl View<'_> {
                     .map(|priority| (priority, self.mark(job_type, priority)))
                     .to_vec(),
                 limits: plugin.rules.fleet,
-                groups: if self.at_all {
-                    None
-                } else {
-                    self.quotas.groups(job_type)
-                },
                 known: self.quotas.known(job_type),
             })
             .collect();

@@ -410,7 +410,6 @@ impl Dispatch {
                 quotas: by_quota == 0,
             };
         }
-        self.quotas.mark(&ask.demand, &cycle.claimed, &cycle.notes);
         self.quotas.learn(cycle.notes);
         self.appetite.learn(Shown {
             found: cycle.claimed.len(),

@@ -94,17 +94,6 @@ impl Ask {
         if notes.iter().any(|(_, note)| note.more) || self.reveals(notes) {
             return true;
         }
-        // Only groups that were known were asked, and no limit was in the way: there may be others.
-        let of_known = |(job_type, note): &(JobType, Note)| {
-            let quotas = &self.demand.quotas;
-            note.again.is_none()
-                && quotas
-                    .iter()
-                    .any(|quota| quota.job_type == *job_type && quota.groups.is_some())
-        };
-        if notes.iter().any(of_known) {
-            return true;
-        }
         let quotas = self.by_quota(claimed);
         if !self.demand.picks.is_empty() && claimed.len() - quotas >= self.demand.total as usize {
             return true;

@@ -38,7 +38,7 @@ pub(crate) use listen::Notice;
 pub use migrate::Migrated;
 pub use query::{FinishedLine, JobLine, JobState, LocksHeld, RunnerLine, TypeLine};
 pub use queue::Retention;
-pub use quota::{Groups, Known, Note, Quota};
+pub use quota::{Known, Note, Quota};
 pub use round::Cycle;
 pub use schedules::{DueSchedule, Fired, NewSchedule, ScheduleLine};
 pub use scratch::Scratch;

@@ -23,14 +23,9 @@ pub struct Quota {
     pub marks: Vec<(Priority, (Timestamp, i64))>,
     /// Its limits.
     pub limits: FleetLimits,
-    /// Groups to take from, in turn, with their low-water marks, by priority; `None`: look for them.
-    pub groups: Option<Groups>,
     /// What the last answer about it said.
     pub known: Known,
 }
-
-/// Groups by priority, each with the place of the last job that was claimed of it.
-pub type Groups = BTreeMap<Priority, Vec<(String, (Timestamp, i64))>>;
 
 /// What one answer tells the next call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -82,18 +77,7 @@ pub(super) fn wanted(quotas: &[Quota]) -> String {
                     (priority.0.to_string(), serde_json::json!({ "at": at.0, "id": id }))
                 })
                 .collect();
-            let groups = quota.groups.as_ref().map(|groups| {
-                let of = |(group, (at, id)): &(String, (Timestamp, i64))| {
-                    serde_json::json!({ "group": group, "at": at.0, "id": id })
-                };
-                let lists = groups.iter().map(|(priority, groups)| {
-                    let list = groups.iter().map(of).collect();
-                    (priority.0.to_string(), serde_json::Value::Array(list))
-                });
-                serde_json::Value::Object(lists.collect())
-            });
             serde_json::json!({
-                "known": groups,
                 "job_type": quota.job_type,
                 "want": quota.want,
                 "priorities": quota.priorities.iter().map(|priority| priority.0).collect::<Vec<_>>(),
