@@ -301,6 +301,7 @@ async fn o_28_a_role_that_may_enqueue_can_do_nothing_else() {
         "select piecework.enqueue('mail', '{\"secret\": 1}', unique_key => 'k', ordering_key => 'o')",
         "select piecework.enqueue_many('[{\"job_type\": \"mail\"}]')",
         "select piecework.publish('news', '{}')",
+        "select piecework.enqueue_batch('[{\"job_type\": \"mail\"}]', '{\"job_type\": \"mail\"}')",
     ] {
         producer.execute(allowed).await.unwrap();
     }
@@ -315,7 +316,7 @@ async fn o_28_a_role_that_may_enqueue_can_do_nothing_else() {
         "select format('select piecework.%I(%s)', p.proname,
                        (select string_agg(format('null::%s', format_type(t, null)), ', ') from unnest(p.proargtypes) t))
          from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-         where n.nspname = 'piecework' and p.proname not in ('enqueue', 'enqueue_many', 'publish', 'start_anew')",
+         where n.nspname = 'piecework' and p.proname not in ('enqueue', 'enqueue_many', 'enqueue_batch', 'publish', 'start_anew')",
     )
     .fetch_all(&roles.db.pool)
     .await
@@ -381,7 +382,7 @@ async fn o_28_a_role_that_may_enqueue_can_do_nothing_else() {
     producer.close().await.unwrap();
     assert_eq!(
         roles.db.number("select count(*) from piecework.job").await,
-        2
+        4
     );
     roles.drop().await;
 }
