@@ -562,6 +562,8 @@ declare
   share int;
   portion int;
   place text;
+  plain bigint[];
+  left_by_plain boolean;
   origin text;
   wrapped boolean;
   visits int;
@@ -639,6 +641,9 @@ begin
       more := more or (portion > 0 and cardinality(ids) >= portion);
       return query select w.job_type, t.id, null::jsonb, at from unnest(ids) as t (id);
       continue when not groups;
+      plain := coalesce(ids, '{}');
+      -- What the groups leave is theirs too: fewer of them were asked for than there is room.
+      left_by_plain := cardinality(plain) >= portion;
 
       -- How many groups there are, as far as it matters for the share of each.
       place := coalesce(cursors ->> level::text, '');
@@ -654,13 +659,12 @@ begin
           order by j.group_key limit 1) k
         where a.n < 8)
       select count(*) into ready from ahead;
-      continue when ready = 0;
-      share := ceil((room - got)::float8 / ready)::int;
+      share := ceil((room - got)::float8 / greatest(ready, 1))::int;
       origin := place;
       wrapped := false;
       visits := 0;
       loop
-        exit when room <= got;
+        exit when room <= got or ready = 0;
         select j.group_key into place from piecework.job j
         where j.state = 'pending' and j.group_state = 2 and j.job_type = w.job_type and j.priority = level and j.group_key > place
         order by j.group_key limit 1;
@@ -713,6 +717,15 @@ begin
           perform piecework.count_starts(w.job_type, place, this_slot, w.starts_per, cardinality(ids));
         end if;
       end loop;
+      if left_by_plain and room > got then
+        select array_agg(t.id) into ids from (
+          select j.id from piecework.job j
+          where j.state = 'pending' and not j.blocked and j.job_type = w.job_type and j.priority = level
+            and j.due_at <= now() and (j.due_at, j.id) > (mark_at, mark_id) and j.id <> all (plain)
+          order by j.due_at, j.id limit room - got for update skip locked) t;
+        got := got + coalesce(cardinality(ids), 0);
+        return query select w.job_type, t.id, null::jsonb, at from unnest(ids) as t (id);
+      end if;
     end loop;
     if w.starts > 0 and got > 0 then
       perform piecework.count_starts(w.job_type, '', this_slot, w.starts_per, got);

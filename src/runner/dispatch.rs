@@ -401,7 +401,10 @@ impl Dispatch {
     async fn start(&mut self, ask: &Ask, cycle: Cycle) {
         let runner = ask.demand.runner;
         self.marks.learn(&cycle.claimed, cycle.took, ask.at_all);
-        self.shares.learn(ask.order, &cycle.claimed);
+        let demand = &ask.demand;
+        let whole = (demand.picks.is_empty() || demand.total > 0)
+            && (demand.quotas.is_empty() || demand.quota_total > 0);
+        self.shares.learn(ask.order, &cycle.claimed, whole);
         let more = ask.leaves_more(&cycle.claimed, &cycle.notes);
         if !ask.demand.quotas.is_empty() && !ask.demand.picks.is_empty() {
             let by_quota = ask.by_quota(&cycle.claimed);

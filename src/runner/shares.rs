@@ -29,8 +29,8 @@ impl Shares {
         order
     }
 
-    /// Learns from a claim that served the priorities in this order.
-    pub(super) fn learn(&mut self, order: [Priority; 4], claimed: &[Claimed]) {
+    /// Learns from a claim that served the priorities in this order; `whole`: it had room for every job type that can run.
+    pub(super) fn learn(&mut self, order: [Priority; 4], claimed: &[Claimed], whole: bool) {
         #[expect(clippy::cast_precision_loss, reason = "a few thousand at most")]
         let all = claimed.len() as f64;
         for (priority, owed) in Priority::ALL.iter().zip(&mut self.owed).skip(1) {
@@ -38,7 +38,7 @@ impl Shares {
             #[expect(clippy::cast_precision_loss, reason = "a few thousand at most")]
             let got = got.count() as f64;
             let led = order[0] == *priority;
-            *owed = if led && got == 0.0 {
+            *owed = if led && got == 0.0 && whole {
                 // It was asked first and has nothing due.
                 0.0
             } else {
@@ -82,7 +82,7 @@ mod tests {
             let first = order.iter().find(|priority| waiting.contains(&priority.0));
             let claimed = vec![job(*first.unwrap()); at_once];
             counts[usize::try_from(first.unwrap().0).unwrap() - 1] += at_once;
-            shares.learn(order, &claimed);
+            shares.learn(order, &claimed, true);
         }
         counts
     }
@@ -95,6 +95,19 @@ mod tests {
                 assert!((900..1200).contains(low), "{at_once} at once: {counts:?}");
             }
         }
+    }
+
+    /// A claim may have no room for the job type whose jobs wait.
+    #[test]
+    fn a_claim_that_did_not_ask_for_all_settles_no_debt() {
+        let mut shares = Shares::default();
+        shares.learn(shares.order(), &vec![job(Priority(1)); 20], true);
+        let order = shares.order();
+        assert_ne!(order[0], Priority(1));
+        shares.learn(order, &[], false);
+        assert_eq!(shares.order(), order, "it is owed as before");
+        shares.learn(order, &[], true);
+        assert_ne!(shares.order(), order, "it has nothing due");
     }
 
     #[test]

@@ -157,6 +157,56 @@ async fn jobs_with_a_group_are_paused_cancelled_and_started_anew_like_others() {
     stop(db, runner).await;
 }
 
+/// A group whose jobs are for later takes no room from jobs without one, also where there is a single slot.
+#[tokio::test]
+async fn what_groups_leave_goes_to_jobs_without_one() {
+    let db = Db::new().await;
+    enqueue(
+        &db,
+        1,
+        r#"{"job_type": "noop", "group_key": "later", "delay": 3600}"#,
+    )
+    .await;
+    enqueue(&db, 40, r#"{"job_type": "noop"}"#).await;
+    enqueue(&db, 3, r#"{"job_type": "noop", "group_key": "now"}"#).await;
+    let take = |most: i32| {
+        let wanted = format!(
+            r#"[{{"job_type": "noop", "want": {most}, "priorities": [1, 2, 3, 4], "starts_per": 1}}]"#
+        );
+        let pool = db.pool.clone();
+        async move {
+            // Rolled back: each looks at the same jobs.
+            let mut transaction = pool.begin().await.unwrap();
+            let ids: Vec<i64> = sqlx::query_scalar(
+                "select id from piecework.take($1::text::jsonb, $2) where id is not null",
+            )
+            .bind(wanted)
+            .bind(most)
+            .fetch_all(&mut *transaction)
+            .await
+            .unwrap();
+            transaction.rollback().await.unwrap();
+            let different: std::collections::BTreeSet<_> = ids.iter().collect();
+            assert_eq!(different.len(), ids.len(), "none twice: {ids:?}");
+            ids.len()
+        }
+    };
+    for _ in 0..12 {
+        assert_eq!(take(1).await, 1);
+        assert_eq!(take(30).await, 30);
+        assert_eq!(take(100).await, 43);
+    }
+    sqlx::query("delete from piecework.job where group_key = 'now'")
+        .execute(&db.pool)
+        .await
+        .unwrap();
+    for _ in 0..12 {
+        assert_eq!(take(1).await, 1);
+        assert_eq!(take(30).await, 30);
+    }
+    db.drop().await;
+}
+
 /// Jobs of priority 1 without end do not keep the others waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn low_priorities_get_their_share() {
