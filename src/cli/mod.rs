@@ -14,6 +14,7 @@ use crate::telemetry::{self, LogFormat};
 
 mod batch;
 mod bench;
+mod check;
 mod demo;
 mod dev;
 mod enqueue;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{Ending, Misuse, print};
+use super::{Ending, Misuse, check, print};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::plugins::{Folder, Registry};
@@ -43,7 +43,7 @@ impl Plugins {
         let engine = Engine::new(config, 1)?;
         match self.command {
             Command::List { plugins, json } => list(&engine, config, plugins, json),
-            Command::Check { files, json } => check(&engine, config, &files, json),
+            Command::Check { files, json } => check::run(&engine, config, &files, json),
         }
     }
 }
@@ -83,58 +83,4 @@ fn list(
     } else {
         Ending::Failed
     })
-}
-
-fn check(
-    engine: &Engine,
-    config: &Config,
-    files: &[PathBuf],
-    json: bool,
-) -> anyhow::Result<Ending> {
-    let mut answers = Vec::new();
-    for file in files {
-        let answer = std::fs::read(file)
-            .map_err(|error| format!("it cannot be read: {error}"))
-            .and_then(|bytes| {
-                // As it would be loaded from the plugins folder.
-                let name = file.file_stem().and_then(|name| name.to_str());
-                let name = name.unwrap_or("handler");
-                let rules = config.plugin(name);
-                let handler = engine.compile(&bytes, rules.limits.fuel.is_some());
-                let checked = handler.and_then(|handler| {
-                    engine.check_start(name, &handler, &rules)?;
-                    Ok(handler)
-                });
-                checked.map_err(|refusal| refusal.to_string())
-            });
-        answers.push((file, answer));
-    }
-    let fine = answers.iter().all(|(_, answer)| answer.is_ok());
-    if json {
-        let rows: Vec<_> = answers
-            .iter()
-            .map(|(file, answer)| match answer {
-                Ok(handler) => serde_json::json!({ "file": file, "ok": true, "digest": crate::engine::hex(&handler.digest()), "cached": handler.cached() }),
-                Err(reason) => serde_json::json!({ "file": file, "ok": false, "reason": reason }),
-            })
-            .collect();
-        print::json(&rows)?;
-    } else {
-        for (file, answer) in answers {
-            let name = print::plain(&file.display().to_string());
-            match answer {
-                Ok(handler) => print::line(&format!(
-                    "{name}: can serve (version {}{})",
-                    handler.version(),
-                    if handler.cached() {
-                        ", compiled before"
-                    } else {
-                        ""
-                    }
-                ))?,
-                Err(reason) => print::line(&format!("{name}: refused: {}", print::plain(&reason)))?,
-            }
-        }
-    }
-    Ok(if fine { Ending::Done } else { Ending::Failed })
 }

@@ -235,6 +235,11 @@ impl Cache {
     }
 }
 
+/// Whether this is a file of a cache.
+pub(super) fn is_kept(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
 /// The file of a component in the form that this engine makes of it.
 pub(super) fn name(engine: &wasmtime::Engine, component: [u8; 32], fuel: bool) -> String {
     struct Feed(Sha256);

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use wasmtime::{Store, UpdateDeadline};
 
-use super::bindings::piecework::handler::types;
 use super::clock::{CpuClock, Timed};
 use super::failure::judge;
 use super::host::HostState;
+use super::worlds::Call;
 use super::{Engine, Grants, Handler, StopReason, Ties};
 use crate::job::{Claimed, HttpUsage, Outcome, Usage};
 
@@ -48,17 +48,10 @@ impl Engine {
         let stop = &ties.stop;
         // Instantiation counts: a start function can loop too.
         let _watch = self.ticker.watch(deadline, stop.clone());
-        let input = input(job);
+        let key = idempotency_key(job);
         let clock = Arc::new(CpuClock::default());
-        let state = HostState::new(
-            job,
-            &input.idempotency_key,
-            grants,
-            ties,
-            deadline,
-            self.reserve.clone(),
-        );
-        let mut store = Store::new(handler.pre.engine(), state);
+        let state = HostState::new(job, &key, grants, ties, deadline, self.reserve.clone());
+        let mut store = Store::new(handler.entry.engine(), state);
         store.limiter(|state| &mut state.memory);
         store.set_hostcall_fuel(limits.host_call);
         store.set_max_component_handles(limits.handles);
@@ -87,13 +80,11 @@ impl Engine {
         });
 
         let returned = {
-            let work = Box::pin(async {
-                let instance = handler.pre.instantiate_async(&mut store).await?;
-                if extent == Extent::Start {
-                    return Ok(Ok(None));
-                }
-                instance.call_run(&mut store, &input).await
+            let call = (extent == Extent::Whole).then_some(Call {
+                job,
+                idempotency_key: &key,
             });
+            let work = handler.entry.enter(&mut store, call);
             let work = Timed {
                 work,
                 clock: clock.clone(),
@@ -139,20 +130,8 @@ impl Engine {
     }
 }
 
-fn input(job: &Claimed) -> types::Job {
-    types::Job {
-        id: job.id.to_string(),
-        job_type: job.job_type.as_str().to_owned(),
-        payload: job.payload.clone(),
-        attempt: job.attempt,
-        max_attempts: job.max_attempts,
-        // Neither ever changes, over attempts, hosts and restarts. The time keeps apart the job 1 of one database and the
-        // job 1 of another that talks to the same service.
-        idempotency_key: format!("piecework-{}-{:x}", job.id, job.enqueued_at.0),
-        ordering_key: job.ordering_key.clone(),
-        group_key: job.group_key.clone(),
-        enqueued_at: job.enqueued_at.to_string(),
-        due_at: job.due_at.to_string(),
-        parent: job.parent.map(|id| id.to_string()),
-    }
+/// The same for every attempt on every host: neither part ever changes. The time keeps apart the job 1 of one database and the
+/// job 1 of another that talks to the same service.
+fn idempotency_key(job: &Claimed) -> String {
+    format!("piecework-{}-{:x}", job.id, job.enqueued_at.0)
 }

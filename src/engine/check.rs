@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Extent;
-use super::compile::Refusal;
+use super::refusal::Refusal;
 use super::{Engine, Handler, NoLedger, Progress, Stop, Ties};
 use crate::config::PluginRules;
 use crate::job::{ClaimToken, Claimed, FailureClass, JobId, JobType, Priority, Timestamp};
@@ -57,13 +57,20 @@ impl Engine {
         let Some(failure) = failure else {
             return Ok(());
         };
-        let at_fault = match failure.class {
-            FailureClass::Timeout => patient,
-            FailureClass::CpuLimit
-            | FailureClass::OutOfFuel
-            | FailureClass::OutOfMemory
-            | FailureClass::Trap => true,
-            FailureClass::BadResult
+        let remedy = match failure.class {
+            FailureClass::Timeout if patient => {
+                "let it do less before `run`, or raise `timeout` of the plugin in runner.toml"
+            }
+            FailureClass::CpuLimit => {
+                "let it do less before `run`, or raise `cpu` of the plugin in runner.toml"
+            }
+            FailureClass::OutOfFuel => "raise `fuel` of the plugin in runner.toml",
+            FailureClass::OutOfMemory => "raise `memory` of the plugin in runner.toml",
+            FailureClass::Trap => {
+                "what it does before `run` ends in a trap: see what `piecework invoke` prints for it"
+            }
+            FailureClass::Timeout
+            | FailureClass::BadResult
             | FailureClass::PayloadTooLarge
             | FailureClass::GuestRetry
             | FailureClass::GuestDiscard
@@ -71,16 +78,13 @@ impl Engine {
             | FailureClass::HostLost
             | FailureClass::HandedBack
             | FailureClass::Cancelled
-            | FailureClass::HostError => false,
+            | FailureClass::HostError => return Ok(()),
         };
-        if at_fault {
-            let class = failure.class.as_str();
-            return Err(Refusal(format!(
-                "it does not start ({class}): {}",
-                failure.message
-            )));
-        }
-        Ok(())
+        let class = failure.class.as_str();
+        Err(Refusal::new(
+            format!("it does not start ({class}): {}", failure.message),
+            remedy,
+        ))
     }
 }
 

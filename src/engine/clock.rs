@@ -32,12 +32,12 @@ impl CpuClock {
 }
 
 /// Work whose polls are timed.
-pub(super) struct Timed<F> {
+pub(super) struct Timed<F: ?Sized> {
     pub(super) work: Pin<Box<F>>,
     pub(super) clock: Arc<CpuClock>,
 }
 
-impl<F: Future> Future for Timed<F> {
+impl<F: Future + ?Sized> Future for Timed<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {

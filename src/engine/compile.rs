@@ -6,18 +6,14 @@ use std::sync::PoisonError;
 use sha2::{Digest, Sha256};
 use wasmtime::component::Component;
 
-use super::bindings::HandlerPre;
-use super::host::HostState;
+use super::refusal::Refusal;
+use super::shape::Shape;
+use super::worlds::{self, Entry};
 use super::{Engine, cache, hex};
-
-/// Why a file cannot serve.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refusal(pub(super) String);
 
 /// A component that is ready to run jobs.
 pub struct Handler {
-    pub(super) pre: HandlerPre<HostState>,
+    pub(super) entry: Box<dyn Entry>,
     pub(super) fuelled: bool,
     digest: [u8; 32],
     cached: bool,
@@ -60,10 +56,14 @@ impl Engine {
     /// # Errors
     /// Says what the bytes are instead of a component for this world, and what to do.
     pub fn compile(&self, bytes: &[u8], fuel: bool) -> Result<Handler, Refusal> {
-        recognise(bytes)?;
-        let flavour = self
-            .flavour(fuel)
-            .map_err(|error| Refusal(format!("{error:#}")))?;
+        let shape = Shape::read(bytes)?;
+        shape.check()?;
+        let flavour = self.flavour(fuel).map_err(|error| {
+            Refusal::new(
+                format!("{error:#}"),
+                "leave `fuel` out, or look at `[engine]` in runner.toml",
+            )
+        })?;
         let digest = digest(bytes);
         let name = cache::name(&flavour.engine, digest, fuel);
         let kept = self
@@ -77,24 +77,18 @@ impl Engine {
                 .translate(&flavour.engine, bytes)
                 .map_err(|error| self.refuse_component(&error))?,
         };
-        let unknown = unknown_imports(&component, &flavour.engine);
-        if !unknown.is_empty() {
-            return Err(Refusal(format!(
-                "it imports {}, which this host does not offer; it offers piecework:handler 0.1 (types, http, jobs, checkpoint, log), wasi:config 0.2.0-rc.1, and WASI 0.2 (io, cli, clocks, random, filesystem, sockets, http without its server side)",
-                unknown.join(", ")
-            )));
-        }
         let pre = flavour
             .linker
             .instantiate_pre(&component)
-            .map_err(|error| mismatch(&error))?;
-        let pre = HandlerPre::new(pre).map_err(|error| mismatch(&error))?;
+            .map_err(|error| worlds::mismatch(&shape, &error))?;
+        let entry =
+            worlds::enter(&shape, &pre).map_err(|error| worlds::wrong_run(&shape, &error))?;
         // Only what can serve.
         if let Some(cache) = self.cache.as_ref().filter(|_| !cached) {
             cache.store(&name, &component);
         }
         Ok(Handler {
-            pre,
+            entry,
             fuelled: fuel,
             digest,
             cached,
@@ -115,6 +109,7 @@ impl Engine {
         let text = error.root_cause().to_string();
         let wants_gc = [
             "gc proposal",
+            "gc feature",
             "exceptions",
             "function references",
             "heap type",
@@ -123,69 +118,14 @@ impl Engine {
         .iter()
         .any(|word| text.contains(word));
         if wants_gc && !self.settings.gc {
-            return Refusal(format!(
-                "it needs WebAssembly GC or exceptions ({text}): set `gc = true` under `[engine]` in runner.toml"
-            ));
+            return Refusal::new(
+                format!("it needs WebAssembly GC or exceptions ({text})"),
+                "set `gc = true` under `[engine]` in runner.toml",
+            );
         }
-        Refusal(format!("it is no valid component: {text}"))
+        Refusal::new(
+            format!("the engine does not take it: {text}"),
+            "build it for the target wasm32-wasip2 without experimental features of WebAssembly",
+        )
     }
-}
-
-/// Names the things that are often put in a plugins folder by mistake.
-fn recognise(bytes: &[u8]) -> Result<(), Refusal> {
-    let reason = match bytes {
-        [] => "the file is empty".to_owned(),
-        [0, b'a', b's', b'm', 1, 0, 0, 0, ..] => {
-            "it is a core module (version bytes 01 00 00 00), not a component: build for wasm32-wasip2, or wrap it with `wasm-tools component new`".to_owned()
-        }
-        [0x7f, b'E', b'L', b'F', ..] => match wasmtime::Engine::detect_precompiled(bytes) {
-            Some(_) => "it is precompiled native code, which is never loaded from here: give the .wasm itself".to_owned(),
-            None => "it is a native program (ELF), not WebAssembly: build for wasm32-wasip2".to_owned(),
-        },
-        [0, b'a', b's', b'm', ..] => return Ok(()),
-        _ => "it is not WebAssembly: a component begins with the bytes 00 61 73 6d".to_owned(),
-    };
-    Err(Refusal(reason))
-}
-
-/// All imports that nothing here satisfies: wasmtime's own message stops at the first.
-fn unknown_imports(component: &Component, engine: &wasmtime::Engine) -> Vec<String> {
-    const WORLD: [&str; 5] = ["types", "http", "jobs", "checkpoint", "log"];
-    const WASI: [&str; 6] = ["io", "cli", "clocks", "random", "filesystem", "sockets"];
-    const HTTP: [&str; 2] = ["types", "outgoing-handler"];
-    let known = |name: &str| {
-        let Some((package, rest)) = name.split_once('/') else {
-            return false;
-        };
-        let version = rest.split_once('@').map_or("", |(_, version)| version);
-        let interface = rest.split('@').next().unwrap_or_default();
-        match package.split_once(':') {
-            Some(("piecework", "handler")) => {
-                WORLD.contains(&interface) && version.starts_with("0.1.")
-            }
-            // A release candidate: no other version is compatible with it.
-            Some(("wasi", "config")) => interface == "store" && version == "0.2.0-rc.1",
-            Some(("wasi", "http")) => HTTP.contains(&interface) && version.starts_with("0.2."),
-            Some(("wasi", package)) => WASI.contains(&package) && version.starts_with("0.2."),
-            _ => false,
-        }
-    };
-    component
-        .component_type()
-        .imports(engine)
-        .map(|(name, _)| name)
-        .filter(|name| !known(name))
-        .map(|name| format!("`{name}`"))
-        .collect()
-}
-
-fn mismatch(error: &wasmtime::Error) -> Refusal {
-    let text = error
-        .chain()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ");
-    Refusal(format!(
-        "it does not fit the world piecework:handler@0.1.0: {text}; build it against the wit folder of this release"
-    ))
 }

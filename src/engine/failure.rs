@@ -5,14 +5,14 @@ use std::time::Duration;
 use wasmtime::component::ResourceTableError;
 use wasmtime_wasi::I32Exit;
 
-use super::bindings::piecework::handler::types;
 use super::host::HostState;
+use super::worlds::{GaveUp, Said, Wish};
 use super::{Stop, StopReason};
 use crate::config::Limits;
 use crate::job::{Disposition, Failure, FailureClass, check_json};
 
 /// What the guest returned, if it got so far.
-pub(super) type Returned = wasmtime::Result<Result<Option<String>, types::Failure>>;
+pub(super) type Returned = wasmtime::Result<Said>;
 
 /// The longest that a guest may ask to wait, so that a due time stays within what the queue takes.
 const LONGEST_WAIT: Duration = Duration::from_secs(10 * 365 * 86_400);
@@ -53,21 +53,19 @@ fn accept(result: Option<String>, limits: &Limits) -> Result<Option<String>, Fai
     Ok(result)
 }
 
-fn given_up(failure: &types::Failure, limits: &Limits) -> Failure {
+fn given_up(failure: &GaveUp, limits: &Limits) -> Failure {
     let seconds = |seconds: u32, least: u64| {
         Duration::from_secs(u64::from(seconds).max(least)).min(LONGEST_WAIT)
     };
-    let (class, disposition) = match failure.disposition {
-        types::Disposition::Retry => (FailureClass::GuestRetry, Disposition::Backoff),
-        types::Disposition::RetryAfter(wait) => (
+    let (class, disposition) = match failure.wish {
+        Wish::Retry => (FailureClass::GuestRetry, Disposition::Backoff),
+        Wish::RetryAfter(wait) => (
             FailureClass::GuestRetry,
             Disposition::After(seconds(wait, 0)),
         ),
         // A snooze uses no attempt, so one of no length would run for ever at full speed.
-        types::Disposition::Snooze(wait) => {
-            (FailureClass::Snoozed, Disposition::Refund(seconds(wait, 1)))
-        }
-        types::Disposition::Discard => (FailureClass::GuestDiscard, Disposition::Discard),
+        Wish::Snooze(wait) => (FailureClass::Snoozed, Disposition::Refund(seconds(wait, 1))),
+        Wish::Discard => (FailureClass::GuestDiscard, Disposition::Discard),
     };
     Failure::within(limits.error_text, class, &failure.message, disposition)
 }

@@ -13,13 +13,12 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::Context;
-use wasmtime::component::{HasSelf, Linker};
+use wasmtime::component::Linker;
 use wasmtime::{Config, Enabled, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 use crate::config;
 use crate::http::Net;
 
-mod bindings;
 mod cache;
 mod call;
 mod check;
@@ -28,10 +27,15 @@ mod compile;
 mod failure;
 mod grants;
 mod host;
+mod refusal;
+mod shape;
 mod ticker;
+mod worlds;
 
-pub use compile::{Handler, Refusal, digest};
+pub use compile::{Handler, digest};
 pub use grants::{Grants, Ledger, NoLedger, Progress, Saving, Ties};
+pub use refusal::{Lack, Refusal};
+pub use shape::{Item, Shape};
 pub use ticker::{Stop, StopReason};
 
 use host::{HostState, Reserve};
@@ -143,18 +147,9 @@ impl Flavour {
             }
         };
         let mut linker = Linker::new(&engine);
-        // All of WASI 0.2, since languages' runtimes want it; what it could do is removed in the context of each attempt.
-        wasmtime_wasi::p2::add_to_linker_async(&mut linker)
+        worlds::link(&mut linker)
             .map_err(anyhow::Error::from)
-            .context("link WASI")?;
-        wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)
-            .map_err(anyhow::Error::from)
-            .context("link wasi:http")?;
-        bindings::Handler::add_to_linker::<HostState, HasSelf<HostState>>(&mut linker, |state| {
-            state
-        })
-        .map_err(anyhow::Error::from)
-        .context("link piecework:handler")?;
+            .context("link the worlds")?;
         Ok(Self { engine, linker })
     }
 }

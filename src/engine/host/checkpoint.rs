@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use super::HostState;
-use crate::engine::bindings::piecework::handler::checkpoint;
+use crate::engine::worlds::v0_1::piecework::handler::checkpoint;
 use crate::job::{check_json, printed_bytes};
 
 /// A checkpoint's name, in bytes.

@@ -1,7 +1,7 @@
 //! `wasi:config/store`: the plugin's settings, and a placeholder for each secret that it is granted.
 
 use super::HostState;
-use crate::engine::bindings::wasi::config::store;
+use crate::engine::worlds::v0_1::wasi::config::store;
 
 /// What the name of a secret's placeholder begins with.
 const SECRETS: &str = "secrets.";

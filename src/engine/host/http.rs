@@ -14,7 +14,7 @@ use wasmtime_wasi_http::{RequestOptions, WasiBody, WasiHttpCtxView, WasiHttpHook
 
 use super::{Capture, HostState};
 use crate::engine::Shared;
-use crate::engine::bindings::piecework::handler::http;
+use crate::engine::worlds::v0_1::piecework::handler::http;
 use crate::http::{Client, Error, Session, Timeouts, Usage};
 
 /// The attempt's own limit comes first and ends its calls with it: so what is said is always that. This is for a call that

@@ -1,7 +1,7 @@
 //! `jobs`: follow-ups are kept until the attempt succeeds, progress is passed on, `cancelled` tells.
 
 use super::HostState;
-use crate::engine::bindings::piecework::handler::jobs;
+use crate::engine::worlds::v0_1::piecework::handler::jobs;
 use crate::job::{FollowUp, MAX_PAYLOAD_BYTES, check_json, storable};
 
 /// Sum of the payloads of one attempt's follow-ups, in bytes.

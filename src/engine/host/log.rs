@@ -1,7 +1,7 @@
 //! `log`: to the host's log, as data of one record, and into the attempt's output.
 
 use super::HostState;
-use crate::engine::bindings::piecework::handler::log;
+use crate::engine::worlds::v0_1::piecework::handler::log;
 use crate::job::storable;
 
 impl log::Host for HostState {

@@ -19,9 +19,9 @@ mod output;
 
 pub(super) use output::Capture;
 
-use super::bindings::piecework::handler::types;
 use super::{Grants, Ledger, Progress, Shared, Stop, Ties};
 use crate::config::Limits;
+use crate::engine::worlds::v0_1::piecework::handler::types;
 use crate::job::{Claimed, FollowUp, JobId};
 
 /// What the headers that a guest makes through `wasi:http` may take up together, in bytes of host memory: each set of them
