@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use super::{Ending, Misuse, print};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::plugins::{Folder, Registry};
+use crate::plugins::{Registry, Shelf};
 
 /// List and check plugins; needs no database
 #[derive(Debug, Args)]
@@ -55,9 +55,9 @@ fn list(
     json: bool,
 ) -> anyhow::Result<Ending> {
     let path = folder.unwrap_or_else(|| config.runner.plugins_folder.clone());
-    let mut folder = Folder::open(&path).map_err(|error| Misuse(error.to_string()))?;
-    folder.scan(engine, config, &Registry::default())?;
-    let states = folder.states(config);
+    let mut shelf = Shelf::open(&path).map_err(|error| Misuse(error.to_string()))?;
+    shelf.scan(engine, config, &Registry::default())?;
+    let states = shelf.states(config);
     if json {
         print::json(&states)?;
     } else {
@@ -68,9 +68,9 @@ fn list(
         ];
         rows.extend(states.iter().map(|file| {
             vec![
-                print::plain(&file.file.display().to_string()),
+                print::plain(&file.file.as_ref().unwrap_or(&path).display().to_string()),
                 print::plain(&file.job_types.join(",")),
-                file.state.to_owned(),
+                file.state.as_str().to_owned(),
                 file.digest.chars().take(12).collect(),
                 file.size.to_string(),
                 print::plain(file.reason.as_deref().unwrap_or_default()),

@@ -33,7 +33,7 @@ const WORTH_A_SECOND: usize = 16;
 pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
     // However this ends, also by a panic: nobody must take a runner for working that has no dispatcher.
     let _ended = shared.drain.clone().drop_guard();
-    let slots = Slots::new(shared.config.runner.slots);
+    let slots = Slots::new(shared.config().runner.slots);
     let mut dispatch = Dispatch {
         shared,
         guests,
@@ -430,8 +430,8 @@ impl Dispatch {
         for job in cycle.claimed {
             let finish = match serving.get(&job.job_type) {
                 Some(_) if job.oversized => attempt::oversized(&job),
-                Some(plugin) if self.drained_at.is_none() => {
-                    self.spawn(runner, plugin.clone(), job);
+                Some(served) if self.drained_at.is_none() => {
+                    self.spawn(runner, served.version_for(job.id).clone(), job);
                     continue;
                 }
                 // Deleted, or told to stop, in this very moment: given back as if never claimed.
@@ -461,6 +461,7 @@ impl Dispatch {
         let running = Running {
             runner,
             since: Instant::now(),
+            plugin: plugin.clone(),
             ties: ties.clone(),
         };
         self.shared.running().insert((job.id, job.claim), running);
@@ -503,7 +504,7 @@ impl Dispatch {
         let held = self.outbox.held_until().filter(|_| self.rounds.len() < 2);
         let grace = self
             .drained_at
-            .map(|at| at + shared.config.runner.stop_grace.0);
+            .map(|at| at + shared.config().runner.stop_grace.0);
         let may_stop = draining && self.stopped_at.is_none();
         let give_up = self.give_up_at();
         tokio::select! {
@@ -530,7 +531,7 @@ impl Dispatch {
 
     fn begin_drain(&mut self) {
         self.drained_at = Some(Instant::now());
-        let grace = self.shared.config.runner.stop_grace.0;
+        let grace = self.shared.config().runner.stop_grace.0;
         tracing::info!(
             running = self.slots.running(),
             ?grace,
@@ -564,7 +565,7 @@ impl Dispatch {
     fn give_up_at(&self) -> Instant {
         let stopped = self
             .stopped_at
-            .or_else(|| Some(self.drained_at? + self.shared.config.runner.stop_grace.0));
+            .or_else(|| Some(self.drained_at? + self.shared.config().runner.stop_grace.0));
         stopped.unwrap_or_else(Instant::now) + LAST_WRITES
     }
 }
