@@ -28,6 +28,7 @@ mod field_retry;
 mod field_roles;
 mod field_size;
 mod fleet;
+mod fleet_plugins;
 mod groups;
 mod hostile;
 mod http;
