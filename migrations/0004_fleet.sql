@@ -77,8 +77,8 @@ create table piecework.runner_plugins (
   plugins       jsonb       not null check (jsonb_typeof(plugins) = 'array')
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Attempts of both versions since a canary began, as each process counts them: whole numbers and not increments, so that one that is
--- written twice counts once. `source` is a number that the process has drawn.
+-- First attempts of jobs, of both versions, since a canary began, as each process counts them: whole numbers and not increments, so that
+-- one that is written twice counts once. `source` is a number that the process has drawn.
 create table piecework.canary_count (
   job_type      text        not null,
   digest        bytea       not null,
@@ -156,7 +156,7 @@ create function piecework.judge(job_type text, canary bytea, stable bytea, revis
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  z constant float8 := 3.29;
+  z constant float8 := 3.5;
   c record;
   s record;
 begin
@@ -468,7 +468,7 @@ end $$;
 
 -- Ends canaries that are clearly worse than the stable version beside them, and returns which. Runners call it every second or so while
 -- there is a canary; twice at once does no harm. The rule is that of `judge`: the canary has 5 failed attempts at least, and the lower end of
--- the interval in which its failure rate lies (Wilson, z = 3.29) is above the upper end of that of the stable version. While the
+-- the interval in which its failure rate lies (Wilson, z = 3.5) is above the upper end of that of the stable version. While the
 -- stable version has no attempt, its interval is 0 to 1, and nothing happens.
 create function piecework.judge_canaries() returns table (job_type text, canary bytea, stable bytea, reason text, numbers jsonb) language plpgsql as $$
 #variable_conflict use_column

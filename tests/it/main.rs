@@ -28,6 +28,8 @@ mod field_retry;
 mod field_roles;
 mod field_size;
 mod fleet;
+mod fleet_canary;
+mod fleet_cli;
 mod fleet_plugins;
 mod groups;
 mod hostile;
