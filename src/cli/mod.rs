@@ -17,6 +17,7 @@ mod bench;
 mod demo;
 mod dev;
 mod enqueue;
+mod fleet;
 mod invoke;
 mod jobs;
 mod migrate;

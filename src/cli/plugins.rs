@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::fleet::Fleet;
 use super::{Ending, Misuse, print};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::plugins::{Registry, Shelf};
 
-/// List and check plugins; needs no database
+/// List and check plugins, which needs no database, and manage those of the fleet
 #[derive(Debug, Args)]
 pub(super) struct Plugins {
     #[command(subcommand)]
@@ -36,14 +37,17 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    #[command(flatten)]
+    Fleet(Fleet),
 }
 
 impl Plugins {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
-        let engine = Engine::new(config, 1)?;
+        let engine = || Engine::new(config, 1);
         match self.command {
-            Command::List { plugins, json } => list(&engine, config, plugins, json),
-            Command::Check { files, json } => check(&engine, config, &files, json),
+            Command::List { plugins, json } => list(&engine()?, config, plugins, json),
+            Command::Check { files, json } => check(&engine()?, config, &files, json),
+            Command::Fleet(command) => command.run(config),
         }
     }
 }

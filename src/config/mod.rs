@@ -320,6 +320,19 @@ pub struct HttpLimits {
 }
 
 impl Config {
+    /// The name of the plugin whose settings hold for a component that the fleet serves a job type with: the section whose `job_types`
+    /// has it, else the one that is called like it, whether there is one or not.
+    pub fn plugin_of<'a>(&'a self, job_type: &'a str) -> &'a str {
+        let serves = |settings: &PluginSettings| {
+            let types = settings.job_types.as_ref();
+            types.is_some_and(|types| types.iter().any(|own| own == job_type))
+        };
+        self.plugins
+            .iter()
+            .find_map(|(name, settings)| serves(settings).then_some(name.as_str()))
+            .unwrap_or(job_type)
+    }
+
     /// What holds for the plugin of this name.
     pub fn plugin(&self, name: &str) -> PluginRules {
         let none = PluginSettings::default();

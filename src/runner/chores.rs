@@ -180,7 +180,9 @@ pub(super) async fn listen(shared: Arc<Shared>) {
                 .store(notice != Notice::Deaf, Ordering::Relaxed);
             match notice {
                 Notice::Cancelled => shared.suspicion.notify_one(),
-                Notice::Listening | Notice::Deaf | Notice::Enqueued => shared.wake.notify_one(),
+                Notice::Listening | Notice::Deaf | Notice::Enqueued | Notice::Plugins => {
+                    shared.wake.notify_one()
+                }
             }
         })
         .await;
