@@ -202,7 +202,8 @@ struct Answer {
 impl Answer {
     fn of(runner: &RunnerPlugins, job_type: &str, digest: &str) -> Self {
         let plugin = runner.plugins.iter().find(|plugin| {
-            plugin.source == "fleet" && plugin.job_type == job_type && plugin.digest == digest
+            let mut types = plugin.job_types.iter();
+            plugin.source == "fleet" && plugin.digest == digest && types.any(|own| own == job_type)
         });
         let (state, reason) = match plugin {
             _ if runner.fleet != Some(true) => ("folder".to_owned(), None),

@@ -20,6 +20,7 @@ mod enqueue;
 mod fleet;
 mod invoke;
 mod jobs;
+mod listing;
 mod migrate;
 mod plugins;
 mod print;

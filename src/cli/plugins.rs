@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::fleet::Fleet;
+use super::listing;
 use super::{Ending, Misuse, print};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -19,9 +20,9 @@ pub(super) struct Plugins {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the files of the plugins folder and how they stand; exit 1 when one does not serve
+    /// List the plugins of the runners that work now, or without a database the files of the folder; exit 1 when one does not serve
     List {
-        /// The folder [runner.plugins_folder]
+        /// Look at this folder here, and ask no runner [without a database: runner.plugins_folder]
         #[arg(long, value_name = "FOLDER")]
         plugins: Option<PathBuf>,
         /// Print JSON
@@ -45,6 +46,10 @@ impl Plugins {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
         let engine = || Engine::new(config, 1);
         match self.command {
+            Command::List {
+                plugins: None,
+                json,
+            } if super::database(config).is_ok() => listing::running(config, json),
             Command::List { plugins, json } => list(&engine()?, config, plugins, json),
             Command::Check { files, json } => check(&engine()?, config, &files, json),
             Command::Fleet(command) => command.run(config),

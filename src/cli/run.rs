@@ -72,6 +72,9 @@ impl Run {
 
 /// Says what to do about a missing folder before anything is started.
 pub(super) fn require_folder(config: &Config) -> anyhow::Result<()> {
+    if !config.runner.plugins_from.folder() {
+        return Ok(());
+    }
     crate::plugins::require_folder(&config.runner.plugins_folder)
         .map_err(|error| Misuse(error.to_string()).into())
 }
@@ -133,7 +136,7 @@ pub(super) async fn serve(
         );
     }
     if runner.plugins().is_empty() {
-        tracing::warn!(folder = %runner.plugins_folder().display(), "the plugins folder has no .wasm files yet; jobs wait until it has");
+        tracing::warn!(folder = %runner.plugins_folder().display(), "there are no plugins yet; jobs wait for a .wasm file in the plugins folder, or for `piecework plugins push`");
     }
     let ending = tokio::select! {
         () = signals.next() => {

@@ -109,7 +109,9 @@ pub struct Runner {
     pub slots: u32,
     /// The folder with the plugins.
     pub plugins_folder: PathBuf,
-    /// How often the folder is compared with what is loaded.
+    /// Where plugins are taken from.
+    pub plugins_from: PluginsFrom,
+    /// How often the folder, and what the fleet wants, are compared with what is loaded.
     pub plugins_interval: Span,
     /// How long the runner's promise to be alive holds; its jobs are taken back when it ends.
     pub lease: Span,
@@ -133,6 +135,7 @@ impl Default for Runner {
             name: String::new(),
             slots: 128,
             plugins_folder: "plugins".into(),
+            plugins_from: PluginsFrom::Both,
             plugins_interval: Span::secs(2),
             lease: Span::secs(20),
             beat: Span::secs(5),
@@ -142,6 +145,30 @@ impl Default for Runner {
             listen: true,
             stop_grace: Span::secs(25),
         }
+    }
+}
+
+/// Where a runner takes its plugins from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PluginsFrom {
+    /// From its folder and from the fleet; where both serve a job type, the fleet goes first.
+    Both,
+    /// From its folder only.
+    Folder,
+    /// From the fleet only.
+    Fleet,
+}
+
+impl PluginsFrom {
+    /// Whether the fleet is asked.
+    pub fn fleet(self) -> bool {
+        self != Self::Folder
+    }
+
+    /// Whether the folder is looked at.
+    pub fn folder(self) -> bool {
+        self != Self::Fleet
     }
 }
 

@@ -3,30 +3,49 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::fleet::{ReleaseLoad, ReleaseLoaded};
 use super::folder::{FileLoad, FileLoaded};
 use super::{Plugin, Source};
 use crate::config::Config;
 use crate::engine::{Engine, Refusal};
+use crate::store::Digest;
 
 /// Something to be loaded: reading and compiling it need not hold up the rest.
 #[derive(Debug)]
-pub struct Load(pub(super) Origin<FileLoad>);
+pub struct Load(pub(super) Origin<FileLoad, ReleaseLoad>);
 
 /// What came of a [`Load`].
 #[derive(Debug)]
-pub struct Loaded(pub(super) Origin<FileLoaded>);
+pub struct Loaded(pub(super) Origin<FileLoaded, ReleaseLoaded>);
 
-/// Something of a file.
+/// Something of a file or of a release.
 #[derive(Debug)]
-pub(super) enum Origin<F> {
+pub(super) enum Origin<F, R> {
     File(F),
+    Release(R),
 }
 
 impl Load {
-    /// The plugin's name.
+    /// The plugin's name, or the job type of the release.
     pub fn name(&self) -> &str {
         match &self.0 {
             Origin::File(load) => &load.name,
+            Origin::Release(load) => load.job_type.as_str(),
+        }
+    }
+
+    /// The component that it needs from the database, to be [`given`](Self::give) before it is run.
+    pub fn needs(&self) -> Option<Digest> {
+        match &self.0 {
+            Origin::File(_) => None,
+            Origin::Release(load) => Some(load.version.digest),
+        }
+    }
+
+    /// Gives it what the database had: the bytes, nothing, or why it could not be asked.
+    pub fn give(&mut self, bytes: Result<Option<Vec<u8>>, String>) {
+        if let Origin::Release(load) = &mut self.0 {
+            load.bytes = Some(bytes);
         }
     }
 
@@ -34,6 +53,7 @@ impl Load {
     pub fn run(self, engine: &Engine, config: &Config) -> Loaded {
         Loaded(match self.0 {
             Origin::File(load) => Origin::File(load.run(engine, config)),
+            Origin::Release(load) => Origin::Release(load.run(engine, config)),
         })
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::config::PluginRules;
 use crate::engine::{Grants, Handler};
 
+mod fleet;
 mod folder;
 mod load;
 mod registry;

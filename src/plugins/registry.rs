@@ -30,6 +30,8 @@ pub struct Canary {
     pub plugin: Arc<Plugin>,
     /// The share of jobs that it is given, in hundredths of a percent.
     pub share: u16,
+    /// The revision of its release; counts of its attempts carry it.
+    pub revision: i64,
 }
 
 impl Registry {

@@ -163,6 +163,16 @@ pub(super) async fn keep_house(shared: Arc<Shared>) {
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "old schedules could not be forgotten"),
         }
+        match shared.store.prune_components().await {
+            Ok(gone) if gone > 0 => tracing::info!(
+                gone,
+                "components of the fleet forgotten that nobody has wanted for long"
+            ),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "old components of the fleet could not be forgotten")
+            }
+        }
         if let Err(error) = shared.store.forget_windows().await {
             tracing::warn!(%error, "unique keys whose time is over could not be forgotten");
         }
@@ -180,9 +190,8 @@ pub(super) async fn listen(shared: Arc<Shared>) {
                 .store(notice != Notice::Deaf, Ordering::Relaxed);
             match notice {
                 Notice::Cancelled => shared.suspicion.notify_one(),
-                Notice::Listening | Notice::Deaf | Notice::Enqueued | Notice::Plugins => {
-                    shared.wake.notify_one()
-                }
+                Notice::Plugins => shared.released.notify_one(),
+                Notice::Listening | Notice::Deaf | Notice::Enqueued => shared.wake.notify_one(),
             }
         })
         .await;

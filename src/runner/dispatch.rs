@@ -323,7 +323,7 @@ impl Dispatch {
                 self.outbox.hold(finish, (job_type, attempt));
                 continue;
             }
-            self.shared.running().remove(&(finish.id, finish.claim));
+            let ran = self.shared.running().remove(&(finish.id, finish.claim));
             if round.cancelled.contains(&(finish.id, finish.claim)) {
                 tracing::info!(job = %finish.id, %job_type, attempt, "the job was cancelled while it ran");
                 Events::count(&events.cancelled, 1);
@@ -364,6 +364,10 @@ impl Dispatch {
             }
             let is_again = matches!(finish.verdict, Verdict::Again { .. });
             let failure = finish.failure.as_ref().map(|(class, _)| *class);
+            if let Some(revision) = ran.and_then(|ran| ran.trial) {
+                let trials = &self.shared.trials;
+                trials.count(&job_type, finish.plugin, revision, attempt, failure);
+            }
             if let Some((class, text)) = &finish.failure {
                 tracing::info!(job = %finish.id, %job_type, attempt, failure = class.as_str(), again = is_again, error = text, "attempt failed");
             } else {
@@ -431,7 +435,9 @@ impl Dispatch {
             let finish = match serving.get(&job.job_type) {
                 Some(_) if job.oversized => attempt::oversized(&job),
                 Some(served) if self.drained_at.is_none() => {
-                    self.spawn(runner, served.version_for(job.id).clone(), job);
+                    let plugin = served.version_for(job.id).clone();
+                    let trial = served.canary.as_ref().map(|canary| canary.revision);
+                    self.spawn(runner, plugin, trial, job);
                     continue;
                 }
                 // Deleted, or told to stop, in this very moment: given back as if never claimed.
@@ -452,7 +458,7 @@ impl Dispatch {
         }
     }
 
-    fn spawn(&mut self, runner: RunnerId, plugin: Arc<Plugin>, job: Claimed) {
+    fn spawn(&mut self, runner: RunnerId, plugin: Arc<Plugin>, trial: Option<i64>, job: Claimed) {
         let ties = Ties {
             stop: Arc::new(Stop::default()),
             progress: Arc::new(Progress::default()),
@@ -461,7 +467,9 @@ impl Dispatch {
         let running = Running {
             runner,
             since: Instant::now(),
+            job_type: job.job_type.clone(),
             plugin: plugin.clone(),
+            trial,
             ties: ties.clone(),
         };
         self.shared.running().insert((job.id, job.claim), running);

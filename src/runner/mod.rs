@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::engine::{Engine, StopReason, Ties};
-use crate::job::{ClaimToken, JobId, RunnerId};
+use crate::job::{ClaimToken, JobId, JobType, RunnerId};
 use crate::plugins::{Plugin, PluginState, Registry, Shelf};
 use crate::store::Store;
 use crate::telemetry::Events;
@@ -34,6 +34,7 @@ mod checkpoints;
 mod chores;
 mod demand;
 mod dispatch;
+mod fleet;
 mod keys;
 mod lease;
 mod marks;
@@ -68,6 +69,14 @@ struct Shared {
     registry: Registry,
     /// How the plugins stand.
     plugins: Mutex<Vec<PluginState>>,
+    /// That has changed: it is to be said to the database.
+    restated: Notify,
+    /// What the fleet wants to be served.
+    wants: fleet::Wants,
+    /// That may have changed: it is to be asked for.
+    released: Notify,
+    /// How canaries do.
+    trials: fleet::Trials,
     events: Events,
     /// Who this runner is now; `None` while it has no lease.
     identity: watch::Sender<Option<RunnerId>>,
@@ -98,7 +107,10 @@ struct Shared {
 struct Running {
     runner: RunnerId,
     since: tokio::time::Instant,
+    job_type: JobType,
     plugin: Arc<Plugin>,
+    /// The revision of the release, while its job type has a canary.
+    trial: Option<i64>,
     ties: Ties,
 }
 
@@ -184,7 +196,7 @@ impl Runner {
     pub async fn start(mut config: Config, store: Store) -> anyhow::Result<Self> {
         config.open_secrets()?;
         let settings = &config.runner;
-        let mut shelf = Shelf::open(&settings.plugins_folder)?;
+        let mut shelf = Shelf::of(settings)?;
         let engine = Engine::new(&config, settings.slots)?;
         let (checkpoints, saves) = checkpoints::channel();
         let shared = Arc::new(Shared {
@@ -192,6 +204,10 @@ impl Runner {
             engine,
             registry: Registry::default(),
             plugins: Mutex::default(),
+            restated: Notify::new(),
+            wants: watch::channel(None).0,
+            released: Notify::new(),
+            trials: fleet::Trials::default(),
             events: Events::default(),
             identity: watch::channel(None).0,
             running: Mutex::default(),
@@ -213,6 +229,7 @@ impl Runner {
         })
         .await
         .context("load the plugins")??;
+        let shelf = plugins::load_releases(&shared, shelf).await?;
 
         let guests = Guests::start(shared.config().engine.threads)
             .context("start the threads for guests")?;
@@ -242,6 +259,11 @@ impl Runner {
         chore("schedules", Box::pin(schedules::fire(shared.clone())));
         chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
         chore("plugins", Box::pin(plugins::keep(shared.clone(), shelf)));
+        chore("reports", Box::pin(fleet::report(shared.clone())));
+        if shared.config().runner.plugins_from.fleet() {
+            chore("fleet", Box::pin(fleet::ask(shared.clone())));
+            chore("canaries", Box::pin(fleet::judge(shared.clone())));
+        }
         if shared.config().runner.listen {
             chore("listener", Box::pin(chores::listen(shared.clone())));
         }

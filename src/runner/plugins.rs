@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Shared;
 use crate::engine::hex;
-use crate::plugins::{Loaded, PluginState, Shelf};
+use crate::plugins::{Load, Loaded, PluginState, Shelf, Source, State};
 
 impl Shared {
     /// Loads the plugins folder; computes, so it belongs on a blocking thread.
@@ -23,24 +23,44 @@ impl Shared {
     fn show(&self, shelf: &mut Shelf) {
         let states = shelf.states(&self.config());
         *self.plugins.lock().unwrap_or_else(PoisonError::into_inner) = states;
+        self.restated.notify_one();
     }
 
     /// How the plugins stand, with the attempts that run now.
     pub(super) fn plugins(&self) -> Vec<PluginState> {
         let plugins = self.plugins.lock();
         let mut states = plugins.unwrap_or_else(PoisonError::into_inner).clone();
-        let mut running = BTreeMap::new();
-        for plugin in self.running().values().map(|running| &running.plugin) {
-            let of = running
-                .entry((plugin.source, plugin.name.clone()))
-                .or_insert_with(BTreeMap::new);
-            *of.entry(plugin.handler.digest()).or_insert(0) += 1;
+        // By file, or by job type of the release, and by version.
+        let mut running: BTreeMap<(Source, String), BTreeMap<String, u64>> = BTreeMap::new();
+        for attempt in self.running().values() {
+            let plugin = &attempt.plugin;
+            let name = match plugin.source {
+                Source::Folder => plugin.name.clone(),
+                Source::Fleet => attempt.job_type.as_str().to_owned(),
+            };
+            let versions = running.entry((plugin.source, name)).or_default();
+            *versions.entry(hex(&plugin.handler.digest())).or_default() += 1;
         }
+        let canaries: Vec<_> = states
+            .iter()
+            .filter(|state| state.state == State::Canary)
+            .map(|state| (state.name.clone(), state.digest.clone()))
+            .collect();
         for state in &mut states {
-            if let Some(versions) = running.get(&(state.source, state.name.clone())) {
-                let line = |(digest, count): (&[u8; 32], &u64)| (hex(digest), *count);
-                state.in_flight = versions.iter().map(line).collect();
-            }
+            let Some(versions) = running.get(&(state.source, state.name.clone())) else {
+                continue;
+            };
+            // A canary has a line of its own.
+            let other = canaries.iter().find(|(name, _)| *name == state.name);
+            let other = other.filter(|_| state.source == Source::Fleet);
+            state.in_flight = versions
+                .iter()
+                .filter(|(digest, _)| match other {
+                    Some((_, canary)) => (**digest == *canary) == (state.state == State::Canary),
+                    None => true,
+                })
+                .map(|(digest, count)| (digest.clone(), *count))
+                .collect();
         }
         states
     }
@@ -67,6 +87,7 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick comes at once, and the folder has just been looked at.
     looks.tick().await;
+    let mut wants = shared.wants.subscribe();
     let mut loading: Option<Pin<Box<dyn Future<Output = anyhow::Result<Loaded>> + Send>>> = None;
     loop {
         let loaded = async {
@@ -80,6 +101,10 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
                 loading = None;
                 let Ok(loaded) = loaded else { break };
                 Ok(shelf.put(loaded, &shared.registry))
+            }
+            Ok(()) = wants.changed() => {
+                let wanted = wants.borrow_and_update().clone();
+                Ok(shelf.want(wanted.unwrap_or_default(), &shared.registry))
             }
             _ = looks.tick() => {
                 let looker = shared.clone();
@@ -96,11 +121,8 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
         if loading.is_none()
             && let Some(load) = shelf.next_load()
         {
-            let loader = shared.clone();
             tracing::debug!(plugin = load.name(), "a plugin is being loaded");
-            loading = Some(Box::pin(aside(move || {
-                load.run(&loader.engine, &loader.config())
-            })));
+            loading = Some(Box::pin(run(shared.clone(), load)));
         }
         match changed {
             Ok(false) => {}
@@ -115,6 +137,37 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
         }
     }
     tracing::error!("the plugins folder is not watched any more: the loader failed");
+}
+
+/// Fetches what is to be loaded, if it is in the database, and loads it beside everything else.
+async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<Loaded> {
+    if let Some(digest) = load.needs() {
+        let bytes = shared.store.component(&digest).await;
+        load.give(bytes.map_err(|error| error.to_string()));
+    }
+    aside(move || load.run(&shared.engine, &shared.config())).await
+}
+
+/// Loads what the fleet wants, before the first claim: a runner that starts must not run older versions of its folder for a moment.
+pub(super) async fn load_releases(shared: &Arc<Shared>, mut shelf: Shelf) -> anyhow::Result<Shelf> {
+    if !shared.config().runner.plugins_from.fleet() {
+        return Ok(shelf);
+    }
+    match shared.store.wanted().await {
+        Ok(wanted) => {
+            shelf.want(wanted.clone(), &shared.registry);
+            shared.wants.send_replace(Some(wanted));
+            while let Some(load) = shelf.next_load() {
+                let loaded = run(shared.clone(), load).await?;
+                shelf.put(loaded, &shared.registry);
+            }
+            shared.show(&mut shelf);
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot ask which plugins the fleet serves; it is asked again");
+        }
+    }
+    Ok(shelf)
 }
 
 /// Enqueue notifies the runners that say they serve the type, so it should be told soon.

@@ -185,20 +185,36 @@ pub struct RunnerPlugins {
     pub age_seconds: Option<f64>,
 }
 
-/// One version of a job type on a runner. What a newer runner adds is passed over.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+/// A file, or a version of a release, on a runner. What a newer runner adds is passed over.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct RunnerPlugin {
-    /// The job type.
-    pub job_type: String,
-    /// In hex.
-    pub digest: String,
     /// `fleet` or `folder`.
     pub source: String,
-    /// `serving`, `canary`, `compiling`, `refused`, `overridden`.
+    /// The file's name without `.wasm`, or the job type of the release.
+    pub name: String,
+    /// The file.
+    pub file: Option<String>,
+    /// What it serves, or would.
+    pub job_types: Vec<String>,
+    /// In hex.
+    pub digest: String,
+    /// In bytes.
+    pub size: u64,
+    /// `serving`, `canary`, `compiling`, `refused`, `conflicting`, `overridden`.
     pub state: String,
     /// Why it does not serve.
     pub reason: Option<String>,
+    /// What serves meanwhile, in hex.
+    pub serving: Option<String>,
+    /// How long it had stood like this when it was reported.
+    pub since_seconds: f64,
+    /// Attempts that ran then, by version.
+    pub in_flight: Vec<(String, u64)>,
+    /// What compiling took, or loading what was compiled before.
+    pub compile_ms: u64,
+    /// Whether it had been compiled before.
+    pub cached: bool,
 }
 
 impl Store {

@@ -258,7 +258,7 @@ async fn a_push_waits_for_the_runners_and_says_what_they_say() {
     let digest = bench.digest("mail.wasm");
     let plugin = |state: &str, reason: Option<&str>| {
         let plugin = serde_json::json!({
-            "job_type": "mail", "digest": digest, "source": "fleet", "state": state, "reason": reason, "in_flight": 0 });
+            "job_types": ["mail"], "digest": digest, "source": "fleet", "state": state, "reason": reason, "in_flight": [] });
         Some((true, serde_json::json!([plugin])))
     };
     let short = &digest[..12];

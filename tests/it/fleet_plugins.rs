@@ -339,8 +339,7 @@ async fn runners_say_what_they_serve() {
     let new = db.store.register("new", 1, &[], lease, &[]).await.unwrap();
     let old = db.store.register("old", 1, &[], lease, &[]).await.unwrap();
     let gone = db.store.register("gone", 1, &[], lease, &[]).await.unwrap();
-    let report =
-        r#"[{"job_type":"mail","digest":"ab","source":"fleet","state":"serving","in_flight":3}]"#;
+    let report = r#"[{"job_types":["mail"],"digest":"ab","source":"fleet","state":"serving","in_flight":[["ab",3]]}]"#;
     for runner in [new, gone] {
         db.store.report_plugins(runner, true, report).await.unwrap();
     }
