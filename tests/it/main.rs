@@ -44,6 +44,7 @@ mod limits;
 mod link;
 mod migrations;
 mod ordering;
+mod plugins_fleet;
 mod plugins_folder;
 mod policy;
 mod queue;
