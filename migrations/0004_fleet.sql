@@ -116,24 +116,26 @@ create function piecework.component_part(upload bigint, place int, bytes bytea) 
   on conflict on constraint component_part_pkey do update set bytes = excluded.bytes, at = clock_timestamp()
 $$;
 
--- Puts the pieces of an upload together and stores them as component_put does. Raises 22023 when that is not what was sent.
+-- Puts the pieces of an upload together and stores them as component_put does. Raises 22023 when that is not what was sent. It takes about five
+-- times the component's size of the server's memory for a moment (1.4 GB and 8 s for 255 MiB).
 create function piecework.component_join(upload bigint, digest bytea, signature text default null) returns bytea language plpgsql as $$
 #variable_conflict use_column
 declare
-  whole bytea;
   size bigint;
+  stored bytea;
 begin
+  -- Before they are put together: nothing of PostgreSQL can be larger than 1 GiB.
   select sum(octet_length(p.bytes)) into size from piecework.component_part p where p.upload = component_join.upload;
   if size > 268435456 then
-    delete from piecework.component_part p where p.upload = component_join.upload;
     raise exception using errcode = '22023', message = format('the component has %s bytes, the limit is 268435456', size);
   end if;
-  select string_agg(p.bytes, ''::bytea order by p.place) into whole from piecework.component_part p where p.upload = component_join.upload;
-  delete from piecework.component_part p where p.upload = component_join.upload;
-  if sha256(whole) is distinct from component_join.digest then
+  select piecework.component_put(string_agg(p.bytes, ''::bytea order by p.place), component_join.signature) into stored
+  from piecework.component_part p where p.upload = component_join.upload;
+  if stored is distinct from component_join.digest then
     raise exception using errcode = '22023', message = 'the component that arrived is not the one that was sent', hint = 'Push it again.';
   end if;
-  return piecework.component_put(whole, component_join.signature);
+  delete from piecework.component_part p where p.upload = component_join.upload;
+  return stored;
 end $$;
 
 -- How a version is named in messages.
@@ -467,9 +469,13 @@ begin
 end $$;
 
 -- Ends canaries that are clearly worse than the stable version beside them, and returns which. Runners call it every second or so while
--- there is a canary; twice at once does no harm. The rule is that of `judge`: the canary has 5 failed attempts at least, and the lower end of
--- the interval in which its failure rate lies (Wilson, z = 3.5) is above the upper end of that of the stable version. While the
--- stable version has no attempt, its interval is 0 to 1, and nothing happens.
+-- there is a canary; twice at once does no harm. The rule is that of `judge`: the canary has 5 failures at least, and the lower end of the
+-- interval in which its failure rate lies (Wilson, z = 3.5) is above the upper end of that of the stable version. While the stable
+-- version has no attempt, its interval is 0 to 1, and nothing happens.
+-- Simulated, a look after each attempt, 10,000 runs of 100,000 attempts: of canaries as good as the stable version, failing in 1, 10 or
+-- 50 of 100 attempts, at most 0.56 % were rolled back with 1 % of the jobs, 0.06 % with 10 %, 0.02 % with 50 %. (With z = 3.29: 1.01 %, 0.12 %
+-- and 0.01 %.) With 10 % of the jobs a canary that always fails beside 1 % has 5 attempts, one with 20 % has 33, one with 3 % has 740 (medians).
+-- Only first attempts of jobs are independent enough: with five attempts for each bad job up to 35 % of equal canaries were rolled back.
 create function piecework.judge_canaries() returns table (job_type text, canary bytea, stable bytea, reason text, numbers jsonb) language plpgsql as $$
 #variable_conflict use_column
 declare
