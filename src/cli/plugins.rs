@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{Ending, Misuse, check, print};
+use super::fleet::Fleet;
+use super::{Ending, Misuse, check, listing, print};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::plugins::{Folder, Registry};
+use crate::plugins::{Registry, Shelf};
 
-/// List and check plugins; needs no database
+/// List and check plugins, which needs no database, and manage those of the fleet
 #[derive(Debug, Args)]
 pub(super) struct Plugins {
     #[command(subcommand)]
@@ -18,9 +19,9 @@ pub(super) struct Plugins {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the files of the plugins folder and how they stand; exit 1 when one does not serve
+    /// List the plugins of the runners that work now, or without a database the files of the folder; exit 1 when one does not serve
     List {
-        /// The folder [runner.plugins_folder]
+        /// Look at this folder here, and ask no runner [without a database: runner.plugins_folder]
         #[arg(long, value_name = "FOLDER")]
         plugins: Option<PathBuf>,
         /// Print JSON
@@ -36,14 +37,21 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    #[command(flatten)]
+    Fleet(Fleet),
 }
 
 impl Plugins {
     pub(super) fn run(self, config: &Config) -> anyhow::Result<Ending> {
-        let engine = Engine::new(config, 1)?;
+        let engine = || Engine::new(config, 1);
         match self.command {
-            Command::List { plugins, json } => list(&engine, config, plugins, json),
-            Command::Check { files, json } => check::run(&engine, config, &files, json),
+            Command::List {
+                plugins: None,
+                json,
+            } if super::database(config).is_ok() => listing::running(config, json),
+            Command::List { plugins, json } => list(&engine()?, config, plugins, json),
+            Command::Check { files, json } => check::run(&engine()?, config, &files, json),
+            Command::Fleet(command) => command.run(config),
         }
     }
 }
@@ -55,9 +63,9 @@ fn list(
     json: bool,
 ) -> anyhow::Result<Ending> {
     let path = folder.unwrap_or_else(|| config.runner.plugins_folder.clone());
-    let mut folder = Folder::open(&path).map_err(|error| Misuse(error.to_string()))?;
-    folder.scan(engine, config, &Registry::default())?;
-    let states = folder.states(config);
+    let mut shelf = Shelf::open(&path).map_err(|error| Misuse(error.to_string()))?;
+    shelf.scan(engine, config, &Registry::default())?;
+    let states = shelf.states(config);
     if json {
         print::json(&states)?;
     } else {
@@ -68,9 +76,9 @@ fn list(
         ];
         rows.extend(states.iter().map(|file| {
             vec![
-                print::plain(&file.file.display().to_string()),
+                print::plain(&file.file.as_ref().unwrap_or(&path).display().to_string()),
                 print::plain(&file.job_types.join(",")),
-                file.state.to_owned(),
+                file.state.as_str().to_owned(),
                 file.digest.chars().take(12).collect(),
                 file.size.to_string(),
                 print::plain(file.reason.as_deref().unwrap_or_default()),

@@ -72,8 +72,10 @@ impl Run {
 
 /// Says what to do about a missing folder before anything is started.
 pub(super) fn require_folder(config: &Config) -> anyhow::Result<()> {
-    crate::plugins::Folder::open(&config.runner.plugins_folder)
-        .map(drop)
+    if !config.runner.plugins_from.folder() {
+        return Ok(());
+    }
+    crate::plugins::require_folder(&config.runner.plugins_folder)
         .map_err(|error| Misuse(error.to_string()).into())
 }
 
@@ -126,10 +128,15 @@ pub(super) async fn serve(
         .iter()
         .filter(|plugin| plugin.reason.is_some())
     {
-        tracing::warn!(file = %plugin.file.display(), state = plugin.state, reason = plugin.reason, "plugin does not serve");
+        tracing::warn!(
+            plugin = plugin.name,
+            state = plugin.state.as_str(),
+            reason = plugin.reason,
+            "plugin does not serve"
+        );
     }
     if runner.plugins().is_empty() {
-        tracing::warn!(folder = %runner.plugins_folder().display(), "the plugins folder has no .wasm files yet; jobs wait until it has");
+        tracing::warn!(folder = %runner.plugins_folder().display(), "there are no plugins yet; jobs wait for a .wasm file in the plugins folder, or for `piecework plugins push`");
     }
     let ending = tokio::select! {
         () = signals.next() => {

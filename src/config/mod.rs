@@ -109,7 +109,9 @@ pub struct Runner {
     pub slots: u32,
     /// The folder with the plugins.
     pub plugins_folder: PathBuf,
-    /// How often the folder is compared with what is loaded.
+    /// Where plugins are taken from.
+    pub plugins_from: PluginsFrom,
+    /// How often the folder, and what the fleet wants, are compared with what is loaded.
     pub plugins_interval: Span,
     /// How long the runner's promise to be alive holds; its jobs are taken back when it ends.
     pub lease: Span,
@@ -133,6 +135,7 @@ impl Default for Runner {
             name: String::new(),
             slots: 128,
             plugins_folder: "plugins".into(),
+            plugins_from: PluginsFrom::Both,
             plugins_interval: Span::secs(2),
             lease: Span::secs(20),
             beat: Span::secs(5),
@@ -142,6 +145,30 @@ impl Default for Runner {
             listen: true,
             stop_grace: Span::secs(25),
         }
+    }
+}
+
+/// Where a runner takes its plugins from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PluginsFrom {
+    /// From its folder and from the fleet; where both serve a job type, the fleet goes first.
+    Both,
+    /// From its folder only.
+    Folder,
+    /// From the fleet only.
+    Fleet,
+}
+
+impl PluginsFrom {
+    /// Whether the fleet is asked.
+    pub fn fleet(self) -> bool {
+        self != Self::Folder
+    }
+
+    /// Whether the folder is looked at.
+    pub fn folder(self) -> bool {
+        self != Self::Fleet
     }
 }
 
@@ -320,6 +347,19 @@ pub struct HttpLimits {
 }
 
 impl Config {
+    /// The name of the plugin whose settings hold for a component that the fleet serves a job type with: the section whose `job_types`
+    /// has it, else the one that is called like it, whether there is one or not.
+    pub fn plugin_of<'a>(&'a self, job_type: &'a str) -> &'a str {
+        let serves = |settings: &PluginSettings| {
+            let types = settings.job_types.as_ref();
+            types.is_some_and(|types| types.iter().any(|own| own == job_type))
+        };
+        self.plugins
+            .iter()
+            .find_map(|(name, settings)| serves(settings).then_some(name.as_str()))
+            .unwrap_or(job_type)
+    }
+
     /// What holds for the plugin of this name.
     pub fn plugin(&self, name: &str) -> PluginRules {
         let none = PluginSettings::default();

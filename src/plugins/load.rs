@@ -1,400 +1,92 @@
-//! From a folder to the serving map. The folder is compared by what the paths resolve to and by content, so that symlink
-//! swaps, renames and network file systems work; a file that changes is taken once it has stopped changing.
+//! From bytes to a plugin: compiled, checked, with what the settings grant it. The same for files and for releases.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context;
-
-use super::{FileState, Plugin, Registry};
+use super::fleet::{ReleaseLoad, ReleaseLoaded};
+use super::folder::{FileLoad, FileLoaded};
+use super::{Plugin, Source};
 use crate::config::Config;
-use crate::engine::{Engine, Refusal, digest, hex};
-use crate::job::JobType;
+use crate::engine::{Engine, Refusal};
+use crate::store::Digest;
 
-/// A plugins folder and what was loaded from it.
+/// Something to be loaded: reading and compiling it need not hold up the rest.
 #[derive(Debug)]
-pub struct Folder {
-    path: PathBuf,
-    files: BTreeMap<String, File>,
-    scanned: bool,
-}
-
-/// Size, time of the last change of content or inode, inode and device: when these stay the same, so does the content, also
-/// where a copy keeps the time of its original.
-type Fingerprint = (u64, i64, i64, u64, u64);
-
-#[derive(Debug)]
-struct File {
-    path: PathBuf,
-    seen: Fingerprint,
-    /// It was the same the last two times.
-    steady: bool,
-    /// The fingerprint that `digest` and the outcome below belong to.
-    loaded: Option<Fingerprint>,
-    digest: [u8; 32],
-    compile_ms: u64,
-    cached: bool,
-    /// Why the newest content does not serve.
-    refused: Option<String>,
-    /// The newest content that loaded.
-    plugin: Option<Arc<Plugin>>,
-}
-
-/// A file to be loaded: reading and compiling need not hold up the folder.
-#[derive(Debug)]
-pub struct Load {
-    name: String,
-    path: PathBuf,
-    fingerprint: Fingerprint,
-    /// What serves.
-    plugin: Option<Arc<Plugin>>,
-}
+pub struct Load(pub(super) Origin<FileLoad, ReleaseLoad>);
 
 /// What came of a [`Load`].
 #[derive(Debug)]
-pub struct Loaded {
-    name: String,
-    fingerprint: Fingerprint,
-    found: Found,
-}
+pub struct Loaded(pub(super) Origin<FileLoaded, ReleaseLoaded>);
 
+/// Something of a file or of a release.
 #[derive(Debug)]
-enum Found {
-    /// It changes under our hands.
-    Moving,
-    Unreadable(String),
-    /// The content that serves already.
-    Same([u8; 32]),
-    Refused([u8; 32], Refusal),
-    Fit(Arc<Plugin>, u64),
-}
-
-impl Folder {
-    /// A folder, not looked at yet.
-    ///
-    /// # Errors
-    /// When it is not there.
-    pub fn open(path: &Path) -> anyhow::Result<Self> {
-        if !path.is_dir() {
-            anyhow::bail!(
-                "the plugins folder `{}` is not there: create it and put the .wasm files of your handlers in, or set `plugins_folder` under `[runner]` in runner.toml",
-                path.display()
-            );
-        }
-        Ok(Self {
-            path: path.into(),
-            files: BTreeMap::new(),
-            scanned: false,
-        })
-    }
-
-    /// Compares the folder with what is loaded, loads what is new, and replaces the serving map if anything changed. Returns
-    /// whether it did. Waits until all is compiled: seconds for a large component.
-    ///
-    /// # Errors
-    /// When the folder cannot be read; what serves goes on serving.
-    pub fn scan(
-        &mut self,
-        engine: &Engine,
-        config: &Config,
-        registry: &Registry,
-    ) -> anyhow::Result<bool> {
-        let mut changed = self.look(registry)?;
-        let loads: Vec<_> = self
-            .files
-            .iter()
-            .filter(|(_, file)| file.waits())
-            .map(|(name, file)| file.load(name))
-            .collect();
-        for load in loads {
-            changed |= self.take(load.run(engine, config));
-        }
-        if changed {
-            registry.replace(self.serving(registry));
-        }
-        Ok(changed)
-    }
-
-    /// Compares the folder with what is loaded, and loads nothing: [`next_load`](Self::next_load) tells what is to be. Returns whether anything
-    /// changed; what is gone serves no more.
-    ///
-    /// # Errors
-    /// When the folder cannot be read; what serves goes on serving.
-    pub fn look(&mut self, registry: &Registry) -> anyhow::Result<bool> {
-        let found = self.list()?;
-        let mut changed = self.files.len() != found.len();
-        self.files.retain(|name, _| found.contains_key(name));
-        for (name, (path, fingerprint)) in found {
-            let file = self.files.entry(name.clone()).or_insert_with(|| File {
-                path: path.clone(),
-                // At the start nothing is being copied in; later a new file must stay the same for one interval.
-                seen: if self.scanned {
-                    (0, 0, 0, 0, 0)
-                } else {
-                    fingerprint
-                },
-                steady: false,
-                loaded: None,
-                digest: [0; 32],
-                compile_ms: 0,
-                cached: false,
-                refused: None,
-                plugin: None,
-            });
-            let waited = file.waits();
-            file.steady = file.seen == fingerprint;
-            file.seen = fingerprint;
-            changed |= file.waits() && !waited;
-        }
-        changed |= !std::mem::replace(&mut self.scanned, true);
-        if changed {
-            registry.replace(self.serving(registry));
-        }
-        Ok(changed)
-    }
-
-    /// A file to be loaded now. What comes of it is to be [`put`](Self::put) back before the next is asked for.
-    pub fn next_load(&self) -> Option<Load> {
-        self.files
-            .iter()
-            .find(|(_, file)| file.waits())
-            .map(|(name, file)| file.load(name))
-    }
-
-    /// Takes in what was loaded; returns whether anything changed for those who look.
-    pub fn put(&mut self, loaded: Loaded, registry: &Registry) -> bool {
-        let changed = self.take(loaded);
-        if changed {
-            registry.replace(self.serving(registry));
-        }
-        changed
-    }
-
-    fn take(&mut self, loaded: Loaded) -> bool {
-        // It was removed meanwhile.
-        let Some(file) = self.files.get_mut(&loaded.name) else {
-            return false;
-        };
-        file.take(loaded)
-    }
-
-    /// How each file stands.
-    pub fn states(&self, config: &Config) -> Vec<FileState> {
-        let conflicts = self.conflicts();
-        self.files
-            .iter()
-            .map(|(name, file)| {
-                let job_types = config.plugin(name).job_types;
-                let conflict = job_types.iter().find_map(|job_type| {
-                    let names = conflicts.get(job_type.as_str())?;
-                    names.contains(&name.as_str()).then(|| {
-                        format!("the job type `{job_type}` is claimed by {}: set `job_types` under `[plugins.NAME]`, or remove all but one", names.join(", "))
-                    })
-                });
-                let (state, reason) = match (&file.refused, conflict) {
-                    _ if file.waits() || file.is_new() => ("compiling", None),
-                    (Some(reason), _) => ("refused", Some(reason.clone())),
-                    (None, Some(reason)) => ("conflicting", Some(reason)),
-                    (None, None) => ("serving", None),
-                };
-                FileState {
-                    file: file.path.clone(),
-                    job_types,
-                    digest: hex(&file.digest),
-                    size: file.seen.0,
-                    state,
-                    reason,
-                    compile_ms: file.compile_ms,
-                    cached: file.cached,
-                }
-            })
-            .collect()
-    }
-
-    fn list(&self) -> anyhow::Result<BTreeMap<String, (PathBuf, Fingerprint)>> {
-        let mut found = BTreeMap::new();
-        let entries = fs::read_dir(&self.path)
-            .with_context(|| format!("read the plugins folder `{}`", self.path.display()))?;
-        for entry in entries {
-            let path = entry
-                .with_context(|| format!("read the plugins folder `{}`", self.path.display()))?
-                .path();
-            let Some(name) = path.file_stem().and_then(|name| name.to_str()) else {
-                continue;
-            };
-            if path.extension().is_none_or(|extension| extension != "wasm") || name.starts_with('.')
-            {
-                continue;
-            }
-            // Follows links. What vanished between the two looks is gone.
-            let Ok(metadata) = fs::metadata(&path) else {
-                continue;
-            };
-            if metadata.is_file() {
-                let fingerprint = (
-                    metadata.len(),
-                    metadata.ctime(),
-                    metadata.ctime_nsec(),
-                    metadata.ino(),
-                    metadata.dev(),
-                );
-                found.insert(name.to_owned(), (path.clone(), fingerprint));
-            }
-        }
-        Ok(found)
-    }
-
-    /// Job types that more than one file claims, with the files.
-    fn conflicts(&self) -> HashMap<&str, Vec<&str>> {
-        let mut claims: HashMap<&str, Vec<&str>> = HashMap::new();
-        for (name, file) in &self.files {
-            for job_type in file
-                .plugin
-                .iter()
-                .flat_map(|plugin| &plugin.rules.job_types)
-            {
-                claims.entry(job_type).or_default().push(name);
-            }
-        }
-        claims.retain(|_, names| names.len() > 1);
-        claims
-    }
-
-    /// The new map. Two files for one job type: the one that serves it stays, else neither serves.
-    fn serving(&self, registry: &Registry) -> HashMap<JobType, Arc<Plugin>> {
-        let conflicts = self.conflicts();
-        let before = registry.serving();
-        let mut serving = HashMap::new();
-        for plugin in self.files.values().filter_map(|file| file.plugin.as_ref()) {
-            for job_type in &plugin.rules.job_types {
-                let key = JobType::from(job_type.as_str());
-                let incumbent = before
-                    .get(&key)
-                    .is_some_and(|served| served.name == plugin.name);
-                if !conflicts.contains_key(job_type.as_str()) || incumbent {
-                    serving.insert(key, plugin.clone());
-                } else {
-                    tracing::warn!(
-                        job_type,
-                        files = conflicts[job_type.as_str()].join(", "),
-                        "several plugins claim one job type"
-                    );
-                }
-            }
-        }
-        serving
-    }
-}
-
-impl File {
-    /// It has stopped changing, and its content is not loaded.
-    fn waits(&self) -> bool {
-        self.steady && self.loaded != Some(self.seen)
-    }
-
-    /// Nothing came of it yet.
-    fn is_new(&self) -> bool {
-        self.plugin.is_none() && self.refused.is_none()
-    }
-
-    fn load(&self, name: &str) -> Load {
-        Load {
-            name: name.to_owned(),
-            path: self.path.clone(),
-            fingerprint: self.seen,
-            plugin: self.plugin.clone(),
-        }
-    }
-
-    /// Returns whether anything changed for those who look.
-    fn take(&mut self, loaded: Loaded) -> bool {
-        if matches!(loaded.found, Found::Moving) {
-            // Next time it must have been the same for one more interval.
-            self.steady = false;
-            return true;
-        }
-        self.loaded = Some(loaded.fingerprint);
-        match loaded.found {
-            Found::Moving => {}
-            Found::Unreadable(reason) => self.refused = Some(reason),
-            Found::Same(digest) => {
-                self.digest = digest;
-                self.refused = None;
-            }
-            Found::Refused(digest, refusal) => {
-                self.digest = digest;
-                tracing::warn!(plugin = loaded.name, reason = %refusal, keeps = self.plugin.is_some(), "plugin refused");
-                self.refused = Some(refusal.to_string());
-            }
-            Found::Fit(plugin, compile_ms) => {
-                self.digest = plugin.handler.digest();
-                self.compile_ms = compile_ms;
-                self.cached = plugin.handler.cached();
-                tracing::info!(
-                    plugin = loaded.name,
-                    version = plugin.handler.version(),
-                    job_types = plugin.rules.job_types.join(","),
-                    compile_ms,
-                    cached = self.cached,
-                    "plugin loaded"
-                );
-                self.plugin = Some(plugin);
-                self.refused = None;
-            }
-        }
-        true
-    }
+pub(super) enum Origin<F, R> {
+    File(F),
+    Release(R),
 }
 
 impl Load {
-    /// The plugin's name.
+    /// The plugin's name, or the job type of the release.
     pub fn name(&self) -> &str {
-        &self.name
+        match &self.0 {
+            Origin::File(load) => &load.name,
+            Origin::Release(load) => load.job_type.as_str(),
+        }
     }
 
-    /// Reads, compiles and checks the file on this thread: seconds for a large component.
+    /// The component that it needs from the database, to be [`given`](Self::give) before it is run.
+    pub fn needs(&self) -> Option<Digest> {
+        match &self.0 {
+            Origin::File(_) => None,
+            Origin::Release(load) => Some(load.version.digest),
+        }
+    }
+
+    /// Gives it what the database had: the bytes, nothing, or why it could not be asked.
+    pub fn give(&mut self, bytes: Result<Option<Vec<u8>>, String>) {
+        if let Origin::Release(load) = &mut self.0 {
+            load.bytes = Some(bytes);
+        }
+    }
+
+    /// Reads, compiles and checks it on this thread: seconds for a large component.
     pub fn run(self, engine: &Engine, config: &Config) -> Loaded {
-        Loaded {
-            found: self.find(engine, config),
-            name: self.name,
-            fingerprint: self.fingerprint,
-        }
+        Loaded(match self.0 {
+            Origin::File(load) => Origin::File(load.run(engine, config)),
+            Origin::Release(load) => Origin::Release(load.run(engine, config)),
+        })
     }
+}
 
-    fn find(&self, engine: &Engine, config: &Config) -> Found {
-        let bytes = match fs::read(&self.path) {
-            Ok(bytes) if bytes.len() as u64 == self.fingerprint.0 => bytes,
-            Ok(_) => return Found::Moving,
-            Err(error) => return Found::Unreadable(format!("it cannot be read: {error}")),
-        };
-        let digest = digest(&bytes);
-        if self
-            .plugin
-            .as_ref()
-            .is_some_and(|plugin| plugin.handler.digest() == digest)
-        {
-            return Found::Same(digest);
-        }
-        let rules = config.plugin(&self.name);
-        let started = Instant::now();
-        let handler = match engine.compile(&bytes, rules.limits.fuel.is_some()) {
-            Ok(handler) => handler,
-            Err(refusal) => return Found::Refused(digest, refusal),
-        };
-        let compile_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        if let Err(refusal) = engine.check_start(&self.name, &handler, &rules) {
-            return Found::Refused(digest, refusal);
-        }
-        let plugin = Plugin {
-            name: self.name.clone(),
-            grants: engine.grants(&self.name, &rules),
-            handler,
-            rules,
-        };
-        Found::Fit(Arc::new(plugin), compile_ms)
-    }
+/// A plugin that can serve, and what compiling it took, in milliseconds.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) plugin: Arc<Plugin>,
+    pub(super) compile_ms: u64,
+}
+
+/// Makes a plugin of a component.
+pub(super) fn make(
+    engine: &Engine,
+    config: &Config,
+    source: Source,
+    name: &str,
+    bytes: &[u8],
+) -> Result<Made, Refusal> {
+    let rules = config.plugin(name);
+    let started = Instant::now();
+    let handler = engine.compile(bytes, rules.limits.fuel.is_some())?;
+    let compile_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    engine.check_start(name, &handler, &rules)?;
+    let plugin = Plugin {
+        source,
+        name: name.to_owned(),
+        grants: engine.grants(name, &rules),
+        handler: Arc::new(handler),
+        rules,
+    };
+    Ok(Made {
+        plugin: Arc::new(plugin),
+        compile_ms,
+    })
 }

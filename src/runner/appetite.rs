@@ -182,7 +182,8 @@ impl Appetite {
                 None
             }
         };
-        let settings = &shared.config.runner;
+        let config = shared.config();
+        let settings = &config.runner;
         let hears = shared.hears.load(Ordering::Relaxed);
         let longest = if hears {
             settings.poll.0

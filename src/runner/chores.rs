@@ -1,38 +1,21 @@
 //! What a runner does beside running jobs. Every runner does all of it, without a leader: each statement is safe to run
 //! anywhere, any number of times.
 
-use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anyhow::Context;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
 use super::Shared;
-use crate::plugins::{Folder, Loaded};
 use crate::store::Notice;
 
 /// Jobs taken back in one statement.
 const REAP_AT_ONCE: u32 = 500;
 
-impl Shared {
-    /// Loads the plugins folder; computes, so it belongs on a blocking thread.
-    pub(super) fn scan(&self, folder: &mut Folder) -> anyhow::Result<()> {
-        folder.scan(&self.engine, &self.config, &self.registry)?;
-        self.show(folder);
-        Ok(())
-    }
-
-    /// Lets people see how the files stand.
-    fn show(&self, folder: &Folder) {
-        *self.files.lock().unwrap_or_else(PoisonError::into_inner) = folder.states(&self.config);
-    }
-}
-
 /// Takes jobs back from runners that died.
 pub(super) async fn reap(shared: Arc<Shared>) {
-    let interval = shared.config.runner.reap_interval.0;
+    let interval = shared.config().runner.reap_interval.0;
     loop {
         // Jittered, so that a fleet that was started together does not look together.
         sleep(interval.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
@@ -67,7 +50,7 @@ async fn reap_once(shared: &Shared) -> Result<(), crate::store::Error> {
 /// A claim whose answer was lost may have been committed: its jobs are running in the table, and nowhere else.
 async fn release_strays(shared: &Shared) -> Result<(), crate::store::Error> {
     // What is being claimed at this moment is younger than any call may take.
-    let age = shared.config.database.call_timeout.0 * 2;
+    let age = shared.config().database.call_timeout.0 * 2;
     let doubtful = *shared
         .doubtful
         .lock()
@@ -180,98 +163,21 @@ pub(super) async fn keep_house(shared: Arc<Shared>) {
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "old schedules could not be forgotten"),
         }
+        match shared.store.prune_components().await {
+            Ok(gone) if gone > 0 => tracing::info!(
+                gone,
+                "components of the fleet forgotten that nobody has wanted for long"
+            ),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "old components of the fleet could not be forgotten")
+            }
+        }
         if let Err(error) = shared.store.forget_windows().await {
             tracing::warn!(%error, "unique keys whose time is over could not be forgotten");
         }
         sleep(Duration::from_secs(3600).mul_f64(0.75 + fastrand::f64() / 2.0)).await;
     }
-}
-
-/// Does work on a thread that nobody waits for at the end of the process, as a runtime would for its own.
-pub(super) async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> anyhow::Result<T> {
-    let (done, outcome) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new()
-        .name("plugins".to_owned())
-        .spawn(move || done.send(work()))
-        .context("start a thread for the plugins folder")?;
-    outcome
-        .await
-        .context("the thread of the plugins folder failed")
-}
-
-/// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
-/// and what serves goes on serving.
-pub(super) async fn watch_plugins(shared: Arc<Shared>, mut folder: Folder) {
-    let mut looks = interval(shared.config.runner.plugins_interval.0);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick comes at once, and the folder has just been looked at.
-    looks.tick().await;
-    let mut loading: Option<Pin<Box<dyn Future<Output = anyhow::Result<Loaded>> + Send>>> = None;
-    loop {
-        let loaded = async {
-            match &mut loading {
-                Some(loading) => loading.await,
-                None => std::future::pending().await,
-            }
-        };
-        let changed = tokio::select! {
-            loaded = loaded => {
-                loading = None;
-                let Ok(loaded) = loaded else { break };
-                Ok(folder.put(loaded, &shared.registry))
-            }
-            _ = looks.tick() => {
-                let looker = shared.clone();
-                // A folder on a network may take its time.
-                let look = aside(move || {
-                    let changed = folder.look(&looker.registry);
-                    (folder, changed)
-                });
-                let Ok((back, changed)) = look.await else { break };
-                folder = back;
-                changed
-            }
-        };
-        if loading.is_none()
-            && let Some(load) = folder.next_load()
-        {
-            let loader = shared.clone();
-            tracing::debug!(plugin = load.name(), "a plugin is being loaded");
-            loading = Some(Box::pin(aside(move || {
-                load.run(&loader.engine, &loader.config)
-            })));
-        }
-        match changed {
-            Ok(false) => {}
-            Ok(true) => {
-                shared.show(&folder);
-                tell_job_types(&shared).await;
-            }
-            Err(error) => tracing::warn!(
-                error = format!("{error:#}"),
-                "the plugins folder cannot be read"
-            ),
-        }
-    }
-    tracing::error!("the plugins folder is not watched any more: the loader failed");
-}
-
-/// Enqueue notifies the runners that say they serve the type, so it should be told soon.
-async fn tell_job_types(shared: &Shared) {
-    let runner = *shared.identity.borrow();
-    if let Some(runner) = runner {
-        let _ = shared
-            .store
-            .renew(
-                runner,
-                shared.config.runner.lease.0,
-                &shared.registry.job_types(),
-            )
-            .await;
-    }
-    shared.wake.notify_one();
 }
 
 /// Wakes the dispatcher for every notice.
@@ -284,6 +190,7 @@ pub(super) async fn listen(shared: Arc<Shared>) {
                 .store(notice != Notice::Deaf, Ordering::Relaxed);
             match notice {
                 Notice::Cancelled => shared.suspicion.notify_one(),
+                Notice::Plugins => shared.released.notify_one(),
                 Notice::Listening | Notice::Deaf | Notice::Enqueued => shared.wake.notify_one(),
             }
         })

@@ -2,14 +2,13 @@
 //! with groups.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::marks::Marks;
 use super::quotas::Quotas;
 use super::slots::Slots;
 use crate::job::{JobType, Priority, RunnerId, Timestamp};
-use crate::plugins::Plugin;
+use crate::plugins::Served;
 use crate::store::{Demand, Pick, Quota};
 
 /// How much longer than its own limit a job may run before the reaper takes it for lost although its runner lives: the
@@ -20,7 +19,7 @@ const DEADLINE_MARGIN: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct View<'a> {
     /// What serves now.
-    pub(super) serving: &'a HashMap<JobType, Arc<Plugin>>,
+    pub(super) serving: &'a HashMap<JobType, Served>,
     pub(super) marks: &'a Marks,
     pub(super) quotas: &'a Quotas,
     /// In which order the priorities are served.

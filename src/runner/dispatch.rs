@@ -33,7 +33,7 @@ const WORTH_A_SECOND: usize = 16;
 pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
     // However this ends, also by a panic: nobody must take a runner for working that has no dispatcher.
     let _ended = shared.drain.clone().drop_guard();
-    let slots = Slots::new(shared.config.runner.slots);
+    let slots = Slots::new(shared.config().runner.slots);
     let mut dispatch = Dispatch {
         shared,
         guests,
@@ -323,7 +323,7 @@ impl Dispatch {
                 self.outbox.hold(finish, (job_type, attempt));
                 continue;
             }
-            self.shared.running().remove(&(finish.id, finish.claim));
+            let ran = self.shared.running().remove(&(finish.id, finish.claim));
             if round.cancelled.contains(&(finish.id, finish.claim)) {
                 tracing::info!(job = %finish.id, %job_type, attempt, "the job was cancelled while it ran");
                 Events::count(&events.cancelled, 1);
@@ -364,6 +364,10 @@ impl Dispatch {
             }
             let is_again = matches!(finish.verdict, Verdict::Again { .. });
             let failure = finish.failure.as_ref().map(|(class, _)| *class);
+            if let Some(revision) = ran.and_then(|ran| ran.trial) {
+                let trials = &self.shared.trials;
+                trials.count(&job_type, finish.plugin, revision, attempt, failure);
+            }
             if let Some((class, text)) = &finish.failure {
                 tracing::info!(job = %finish.id, %job_type, attempt, failure = class.as_str(), again = is_again, error = text, "attempt failed");
             } else {
@@ -430,8 +434,10 @@ impl Dispatch {
         for job in cycle.claimed {
             let finish = match serving.get(&job.job_type) {
                 Some(_) if job.oversized => attempt::oversized(&job),
-                Some(plugin) if self.drained_at.is_none() => {
-                    self.spawn(runner, plugin.clone(), job);
+                Some(served) if self.drained_at.is_none() => {
+                    let plugin = served.version_for(job.id).clone();
+                    let trial = served.canary.as_ref().map(|canary| canary.revision);
+                    self.spawn(runner, plugin, trial, job);
                     continue;
                 }
                 // Deleted, or told to stop, in this very moment: given back as if never claimed.
@@ -452,7 +458,7 @@ impl Dispatch {
         }
     }
 
-    fn spawn(&mut self, runner: RunnerId, plugin: Arc<Plugin>, job: Claimed) {
+    fn spawn(&mut self, runner: RunnerId, plugin: Arc<Plugin>, trial: Option<i64>, job: Claimed) {
         let ties = Ties {
             stop: Arc::new(Stop::default()),
             progress: Arc::new(Progress::default()),
@@ -461,6 +467,9 @@ impl Dispatch {
         let running = Running {
             runner,
             since: Instant::now(),
+            job_type: job.job_type.clone(),
+            plugin: plugin.clone(),
+            trial,
             ties: ties.clone(),
         };
         self.shared.running().insert((job.id, job.claim), running);
@@ -503,7 +512,7 @@ impl Dispatch {
         let held = self.outbox.held_until().filter(|_| self.rounds.len() < 2);
         let grace = self
             .drained_at
-            .map(|at| at + shared.config.runner.stop_grace.0);
+            .map(|at| at + shared.config().runner.stop_grace.0);
         let may_stop = draining && self.stopped_at.is_none();
         let give_up = self.give_up_at();
         tokio::select! {
@@ -530,7 +539,7 @@ impl Dispatch {
 
     fn begin_drain(&mut self) {
         self.drained_at = Some(Instant::now());
-        let grace = self.shared.config.runner.stop_grace.0;
+        let grace = self.shared.config().runner.stop_grace.0;
         tracing::info!(
             running = self.slots.running(),
             ?grace,
@@ -564,7 +573,7 @@ impl Dispatch {
     fn give_up_at(&self) -> Instant {
         let stopped = self
             .stopped_at
-            .or_else(|| Some(self.drained_at? + self.shared.config.runner.stop_grace.0));
+            .or_else(|| Some(self.drained_at? + self.shared.config().runner.stop_grace.0));
         stopped.unwrap_or_else(Instant::now) + LAST_WRITES
     }
 }

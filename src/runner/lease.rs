@@ -33,7 +33,8 @@ pub(super) struct Registered {
 
 /// Registers under a new id.
 pub(super) async fn register(shared: &Shared) -> anyhow::Result<Registered> {
-    let settings = &shared.config.runner;
+    let config = shared.config();
+    let settings = &config.runner;
     let name = if settings.name.is_empty() {
         usual_name()
     } else {
@@ -47,7 +48,7 @@ pub(super) async fn register(shared: &Shared) -> anyhow::Result<Registered> {
             settings.slots,
             &shared.registry.job_types(),
             settings.lease.0,
-            &schedules::names(&shared.config),
+            &schedules::names(&config),
         )
         .await?;
     tracing::info!(%runner, name, slots = settings.slots, "runner registered");
@@ -76,7 +77,8 @@ pub(super) async fn keep(shared: Arc<Shared>, mut registered: Registered) {
 }
 
 async fn renew_until_lost(shared: &Shared, registered: Registered) {
-    let settings = &shared.config.runner;
+    let config = shared.config();
+    let settings = &config.runner;
     let mut good = registered.asked;
     let mut next = good + settings.beat.0;
     loop {

@@ -16,14 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::engine::{Engine, StopReason, Ties};
-use crate::job::{ClaimToken, JobId, RunnerId};
-use crate::plugins::{FileState, Folder, Registry};
+use crate::job::{ClaimToken, JobId, JobType, RunnerId};
+use crate::plugins::{Plugin, PluginState, Registry, Shelf};
 use crate::store::Store;
 use crate::telemetry::Events;
 
@@ -33,10 +34,12 @@ mod checkpoints;
 mod chores;
 mod demand;
 mod dispatch;
+mod fleet;
 mod keys;
 mod lease;
 mod marks;
 mod outbox;
+mod plugins;
 mod quotas;
 mod round;
 mod schedules;
@@ -60,11 +63,20 @@ pub struct Runner {
 /// What the tasks of a runner share.
 #[derive(Debug)]
 struct Shared {
-    config: Config,
+    config: ArcSwap<Config>,
     store: Store,
     engine: Engine,
     registry: Registry,
-    files: Mutex<Vec<FileState>>,
+    /// How the plugins stand.
+    plugins: Mutex<Vec<PluginState>>,
+    /// That has changed: it is to be said to the database.
+    restated: Notify,
+    /// What the fleet wants to be served.
+    wants: fleet::Wants,
+    /// That may have changed: it is to be asked for.
+    released: Notify,
+    /// How canaries do.
+    trials: fleet::Trials,
     events: Events,
     /// Who this runner is now; `None` while it has no lease.
     identity: watch::Sender<Option<RunnerId>>,
@@ -95,6 +107,10 @@ struct Shared {
 struct Running {
     runner: RunnerId,
     since: tokio::time::Instant,
+    job_type: JobType,
+    plugin: Arc<Plugin>,
+    /// The revision of the release, while its job type has a canary.
+    trial: Option<i64>,
     ties: Ties,
 }
 
@@ -151,6 +167,11 @@ impl Drop for Guests {
 }
 
 impl Shared {
+    /// The settings as they are now. What must not change in the middle of something takes them once.
+    fn config(&self) -> Arc<Config> {
+        self.config.load_full()
+    }
+
     fn running(&self) -> MutexGuard<'_, HashMap<(JobId, ClaimToken), Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,14 +196,18 @@ impl Runner {
     pub async fn start(mut config: Config, store: Store) -> anyhow::Result<Self> {
         config.open_secrets()?;
         let settings = &config.runner;
-        let mut folder = Folder::open(&settings.plugins_folder)?;
+        let mut shelf = Shelf::of(settings)?;
         let engine = Engine::new(&config, settings.slots)?;
         let (checkpoints, saves) = checkpoints::channel();
         let shared = Arc::new(Shared {
             store,
             engine,
             registry: Registry::default(),
-            files: Mutex::new(Vec::new()),
+            plugins: Mutex::default(),
+            restated: Notify::new(),
+            wants: watch::channel(None).0,
+            released: Notify::new(),
+            trials: fleet::Trials::default(),
             events: Events::default(),
             identity: watch::channel(None).0,
             running: Mutex::default(),
@@ -195,18 +220,19 @@ impl Runner {
             doubtful: Mutex::new(None),
             drain: CancellationToken::new(),
             halt: CancellationToken::new(),
-            config,
+            config: ArcSwap::from_pointee(config),
         });
         let scanner = shared.clone();
-        let folder = chores::aside(move || {
-            scanner.scan(&mut folder)?;
-            anyhow::Ok(folder)
+        let shelf = plugins::aside(move || {
+            scanner.scan(&mut shelf)?;
+            anyhow::Ok(shelf)
         })
         .await
         .context("load the plugins")??;
+        let shelf = plugins::load_releases(&shared, shelf).await?;
 
-        let guests =
-            Guests::start(shared.config.engine.threads).context("start the threads for guests")?;
+        let guests = Guests::start(shared.config().engine.threads)
+            .context("start the threads for guests")?;
         let mut chores = JoinSet::new();
         let registered = lease::register(&shared)
             .await
@@ -232,11 +258,13 @@ impl Runner {
         chore("keys", Box::pin(keys::settle(shared.clone())));
         chore("schedules", Box::pin(schedules::fire(shared.clone())));
         chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
-        chore(
-            "plugins",
-            Box::pin(chores::watch_plugins(shared.clone(), folder)),
-        );
-        if shared.config.runner.listen {
+        chore("plugins", Box::pin(plugins::keep(shared.clone(), shelf)));
+        chore("reports", Box::pin(fleet::report(shared.clone())));
+        if shared.config().runner.plugins_from.fleet() {
+            chore("fleet", Box::pin(fleet::ask(shared.clone())));
+            chore("canaries", Box::pin(fleet::judge(shared.clone())));
+        }
+        if shared.config().runner.listen {
             chore("listener", Box::pin(chores::listen(shared.clone())));
         }
         let dispatch = tokio::spawn(dispatch::run(shared.clone(), guests.handle()));
@@ -253,13 +281,9 @@ impl Runner {
         &self.shared.events
     }
 
-    /// The files of the plugins folder and how they stand.
-    pub fn plugins(&self) -> Vec<FileState> {
-        self.shared
-            .files
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    /// The plugins and how they stand.
+    pub fn plugins(&self) -> Vec<PluginState> {
+        self.shared.plugins()
     }
 
     /// Who it is now; `None` while it has no lease.
@@ -315,7 +339,7 @@ impl Runner {
 
     /// The name of the plugins folder.
     pub fn plugins_folder(&self) -> PathBuf {
-        self.shared.config.runner.plugins_folder.clone()
+        self.shared.config().runner.plugins_folder.clone()
     }
 }
 

@@ -56,7 +56,8 @@ pub(super) async fn fire(shared: Arc<Shared>) {
 /// Writes the schedules of the settings when the process begins. One that registers anew only puts back what was forgotten
 /// meanwhile: it must not undo what a newer one has changed.
 async fn declare(shared: &Shared, all: bool) -> Result<(), Error> {
-    let schedules = &shared.config.schedules;
+    let config = shared.config();
+    let schedules = &config.schedules;
     if schedules.is_empty() {
         return Ok(());
     }

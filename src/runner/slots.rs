@@ -2,10 +2,9 @@
 //! now: there is no local queue, and never more running rows in the table than slots.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use crate::job::JobType;
-use crate::plugins::Plugin;
+use crate::plugins::{Plugin, Served};
 use crate::store::Demand;
 
 #[derive(Debug)]
@@ -95,11 +94,12 @@ impl Slots {
     /// How many of each job type, where there is room for any; another type comes first each time.
     pub(super) fn wants<'a>(
         &mut self,
-        serving: &'a HashMap<JobType, Arc<Plugin>>,
+        serving: &'a HashMap<JobType, Served>,
         total: u32,
     ) -> Vec<(&'a JobType, &'a Plugin, u32)> {
         let mut wants = Vec::new();
-        for (job_type, plugin) in serving {
+        for (job_type, served) in serving {
+            let plugin = &*served.plugin;
             let busy = self
                 .by_type
                 .get(job_type)
@@ -110,7 +110,7 @@ impl Slots {
                 .map_or(total, |limit| limit.saturating_sub(busy));
             let want = own.min(total);
             if want > 0 {
-                wants.push((job_type, &**plugin, want));
+                wants.push((job_type, plugin, want));
             }
         }
         wants.sort_unstable_by_key(|(job_type, ..)| *job_type);

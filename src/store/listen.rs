@@ -8,6 +8,8 @@ use super::Store;
 
 /// Where the SQL functions tell that a running job was cancelled.
 const CANCELLED: &str = "piecework_cancel";
+/// Where they tell that the fleet shall serve something else.
+const PLUGINS: &str = "piecework_plugins";
 
 /// What the listener has to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub(crate) enum Notice {
     Enqueued,
     /// A job was cancelled while it ran.
     Cancelled,
+    /// The fleet shall serve something else.
+    Plugins,
 }
 
 impl Store {
@@ -41,14 +45,16 @@ impl Store {
             .connect_with(self.links.options.clone())
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen_all(["piecework", CANCELLED]).await?;
+        listener
+            .listen_all(["piecework", CANCELLED, PLUGINS])
+            .await?;
         hear(Notice::Listening);
         // `try_recv` says None when the connection was lost; the next one is made here, so that the loss is heard of.
         while let Some(notice) = listener.try_recv().await? {
-            hear(if notice.channel() == CANCELLED {
-                Notice::Cancelled
-            } else {
-                Notice::Enqueued
+            hear(match notice.channel() {
+                CANCELLED => Notice::Cancelled,
+                PLUGINS => Notice::Plugins,
+                _ => Notice::Enqueued,
             });
         }
         Ok(())

@@ -10,10 +10,11 @@ use super::{Demand, Error, Store};
 use crate::job::RunnerId;
 
 /// What this program knows, oldest first. A released file is never edited.
-const MIGRATIONS: [(i32, &str, &str); 3] = [
+const MIGRATIONS: [(i32, &str, &str); 4] = [
     (1, "init", include_str!("../../migrations/0001_init.sql")),
     (2, "keys", include_str!("../../migrations/0002_keys.sql")),
     (3, "queue", include_str!("../../migrations/0003_queue.sql")),
+    (4, "fleet", include_str!("../../migrations/0004_fleet.sql")),
 ];
 
 /// The same number on every host: the lock is about this queue's schema.

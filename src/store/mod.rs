@@ -12,8 +12,10 @@ mod bench;
 mod checkpoints;
 mod chores;
 mod claim;
+mod components;
 mod enqueue;
 mod finish;
+mod fleet;
 mod keys;
 mod lease;
 mod link;
@@ -31,8 +33,13 @@ pub use bench::{Counters, Pin};
 pub use checkpoints::{Save, Saved};
 pub use chores::Dropped;
 pub use claim::{Demand, Pick};
+pub use components::{Digest, LARGEST_COMPONENT};
 pub use enqueue::NewJob;
 pub use finish::{Ended, Finish, Verdict};
+pub use fleet::{
+    AutoRollback, CanaryCount, Change, Changed, HistoryLine, ReleaseLine, RolledBack, RunnerPlugin,
+    RunnerPlugins, Version, Wanted,
+};
 pub use lease::Reaped;
 pub(crate) use listen::Notice;
 pub use migrate::Migrated;

@@ -136,7 +136,7 @@ async fn a_database_that_does_not_fit_is_refused_with_the_way_out() {
         refused(
             &run(Some(&db), here, arguments),
             2,
-            "no piecework schema, this program needs version 3: run `piecework migrate`",
+            "no piecework schema, this program needs version 4: run `piecework migrate`",
         );
     }
     assert_eq!(
@@ -145,7 +145,7 @@ async fn a_database_that_does_not_fit_is_refused_with_the_way_out() {
     );
     assert_eq!(
         text(&run(Some(&db), here, &["migrate"]).stdout),
-        "the schema is at version 3 already"
+        "the schema is at version 4 already"
     );
     // Migrated, and then spoiled by somebody.
     sqlx::query("alter table piecework.job rename column due_at to run_at")

@@ -1,5 +1,5 @@
-//! O-28: roles of which none is a superuser: one owns the schema, one runs jobs, one cancels and retries, one may only enqueue. The
-//! grants are those of docs/sql.md.
+//! O-28: roles of which none is a superuser: one owns the schema, one runs jobs, one cancels and retries, one may only enqueue, one pushes
+//! plugins to the fleet. The grants are those of docs/sql.md.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::support::field::{misused, piecework as program, printed};
 use super::support::guests::Folder;
 use super::support::process::{Host, SHORT};
 
-const ROLES: [&str; 4] = ["owner", "runner", "operator", "producer"];
+const ROLES: [&str; 5] = ["owner", "runner", "operator", "producer", "deployer"];
 
 /// Roles belong to the server, not to the database of the test: so each test has names of its own.
 struct Roles {
@@ -314,7 +314,9 @@ async fn o_28_a_role_that_may_enqueue_can_do_nothing_else() {
     .unwrap();
     let functions: Vec<String> = sqlx::query_scalar(
         "select format('select piecework.%I(%s)', p.proname,
-                       (select string_agg(format('null::%s', format_type(t, null)), ', ') from unnest(p.proargtypes) t))
+                       (select string_agg(format('null::%I.%I', tn.nspname, t.typname), ', ' order by u.place)
+                        from unnest(p.proargtypes) with ordinality as u (oid, place)
+                        join pg_type t on t.oid = u.oid join pg_namespace tn on tn.oid = t.typnamespace))
          from pg_proc p join pg_namespace n on n.oid = p.pronamespace
          where n.nspname = 'piecework' and p.proname not in ('enqueue', 'enqueue_many', 'enqueue_batch', 'publish', 'start_anew')",
     )
@@ -384,5 +386,113 @@ async fn o_28_a_role_that_may_enqueue_can_do_nothing_else() {
         roles.db.number("select count(*) from piecework.job").await,
         4
     );
+    roles.drop().await;
+}
+
+/// Components are code for all runners: a runner can fetch them, count and judge, and not push.
+#[tokio::test]
+async fn o_28_a_role_that_deploys_pushes_plugins_and_a_runner_does_not() {
+    let roles = Roles::new().await;
+    let folder = Folder::with(&[("probe", "probe")]);
+    let file = folder.path().join("probe.wasm");
+    let file = file.to_str().unwrap();
+    printed(&program(&roles.url("owner"), &["migrate"], ""));
+    for role in ["runner", "deployer", "operator"] {
+        roles.grant_as_documented(role).await;
+    }
+    let plugins = |role: &str, arguments: &[&str]| {
+        let mut all = vec!["plugins"];
+        all.extend(arguments);
+        program(&roles.url(role), &all, "")
+    };
+    let push = ["push", file, "--wait", "1ms"];
+    for role in ["runner", "operator"] {
+        misused(
+            &plugins(role, &push),
+            &["permission denied", "docs/sql.md (Grants)"],
+        );
+    }
+    printed(&plugins("deployer", &push));
+    for arguments in [
+        &["pin", "probe"][..],
+        &["unpin", "probe"],
+        &["releases"],
+        &["history"],
+        &["withdraw", "probe"],
+    ] {
+        printed(&plugins("deployer", arguments));
+    }
+    printed(&plugins("deployer", &push));
+    let who = roles.name("deployer");
+    let mut by =
+        sqlx::query_scalar::<_, String>("select distinct who from piecework.release_history")
+            .fetch_all(&roles.db.pool)
+            .await
+            .unwrap();
+    assert_eq!(by.pop().as_deref(), Some(who.as_str()));
+    assert!(by.is_empty());
+    // What a runner does, as the runner.
+    let settings = piecework::config::Database {
+        url: roles.url("runner"),
+        ..piecework::config::Database::default()
+    };
+    let store = piecework::store::Store::open(&settings).unwrap();
+    store.check_schema().await.unwrap();
+    let wanted = store.wanted().await.unwrap();
+    let digest = wanted[0].stable.digest;
+    assert!(store.component(&digest).await.unwrap().is_some());
+    let id = store
+        .register("r", 1, &[], Duration::from_secs(60), &[])
+        .await
+        .unwrap();
+    store.report_plugins(id, true, "[]").await.unwrap();
+    store.count_canaries(1, &[]).await.unwrap();
+    store.judge_canaries().await.unwrap();
+    store.prune_components().await.unwrap();
+    assert_eq!(store.runner_plugins().await.unwrap().len(), 1);
+    store.releases().await.unwrap();
+    store.plugin_history(None, 10).await.unwrap();
+    store.close().await;
+    // And not in another way.
+    let mut runner = roles.session("runner").await;
+    let mut deployer = roles.session("deployer").await;
+    for denied in [
+        "insert into piecework.component (digest, bytes) values (sha256('a'), 'a')",
+        "update piecework.component set signature = 'a'",
+        "delete from piecework.component",
+        "insert into piecework.component_part (upload, place, bytes) values (1, 1, 'a')",
+        "update piecework.release set pinned_at = null, pinned_by = null",
+        "insert into piecework.release (job_type) values ('a')",
+        "delete from piecework.release_history",
+    ] {
+        for session in [&mut runner, &mut deployer] {
+            let error = session.execute(denied).await.expect_err(denied);
+            assert!(error.to_string().contains("permission denied"), "{error}");
+        }
+    }
+    for call in [
+        "select piecework.component_put('a')",
+        "select piecework.component_part(1, 1, 'a')",
+        "select piecework.component_join(1, 'a')",
+        "select piecework.plugin_push('probe', 'a')",
+        "select piecework.plugin_promote('probe')",
+        "select piecework.plugin_rollback('probe')",
+        "select piecework.plugin_pin('probe')",
+        "select piecework.plugin_unpin('probe')",
+        "select piecework.plugin_withdraw('probe')",
+    ] {
+        let error = runner.execute(call).await.expect_err(call);
+        assert!(
+            error.to_string().contains("permission denied for function"),
+            "{error}"
+        );
+    }
+    let error = deployer
+        .execute("select piecework.enqueue('probe')")
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("permission denied"), "{error}");
+    runner.close().await.unwrap();
+    deployer.close().await.unwrap();
     roles.drop().await;
 }

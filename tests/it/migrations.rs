@@ -112,6 +112,7 @@ async fn queue_of(version: usize) -> Db {
     for (place, text) in [
         include_str!("../../migrations/0001_init.sql"),
         include_str!("../../migrations/0002_keys.sql"),
+        include_str!("../../migrations/0003_queue.sql"),
     ]
     .into_iter()
     .take(version)
@@ -296,6 +297,49 @@ async fn is_migrated_while_it_works(version: usize) {
     assert!(longest < std::time::Duration::from_secs(5), "{longest:?}");
     let all = "select (select count(*) from piecework.job where job_type = 'a') + (select count(*) from piecework.job_history where job_type = 'a')";
     assert_eq!(db.number(all).await, 400_000);
+    db.store.check_schema().await.unwrap();
+    db.drop().await;
+}
+
+/// Version 4 adds tables and functions and waits for nothing that runners of version 3 use: here somebody has locked all of it. What
+/// those runners call stays as it was, to the letter.
+#[tokio::test]
+async fn the_fleet_comes_beside_runners_of_version_3() {
+    let db = queue_of(3).await;
+    let what = "select (select count(*) from pg_proc p where p.pronamespace = 'piecework'::regnamespace),
+        md5((select string_agg(concat_ws(' ', p.oid, p.prosrc, p.proacl, p.proconfig, p.prosecdef), ',' order by p.oid) from pg_proc p
+             where p.pronamespace = 'piecework'::regnamespace and p.oid <= $1)
+            || (select string_agg(concat_ws(' ', c.oid, c.relname, c.relacl, c.reloptions, a.attname, a.atttypid, a.attnotnull), ',' order by c.oid, a.attnum)
+                from pg_class c join pg_attribute a on a.attrelid = c.oid where c.relnamespace = 'piecework'::regnamespace and c.oid <= $1))";
+    let newest: i64 = db.number("select max(oid)::bigint from pg_proc").await;
+    let look = async || -> (i64, String) {
+        sqlx::query_as(what)
+            .bind(sqlx::postgres::types::Oid(u32::try_from(newest).unwrap()))
+            .fetch_one(&db.pool)
+            .await
+            .unwrap()
+    };
+    let (functions, before) = look().await;
+    let mut holder = db.pool.begin().await.unwrap();
+    sqlx::raw_sql(
+        "do $$ declare t record; begin
+           for t in select c.oid::regclass as name from pg_class c
+             where c.relnamespace = 'piecework'::regnamespace and c.relkind in ('r', 'p', 'v') and c.relname <> 'migration'
+           loop execute format('lock table %s in access exclusive mode', t.name); end loop;
+         end $$",
+    )
+    .execute(&mut *holder)
+    .await
+    .unwrap();
+    let migrated = tokio::time::timeout(std::time::Duration::from_secs(20), db.store.migrate())
+        .await
+        .expect("it waits for nobody")
+        .unwrap();
+    assert_eq!((migrated.from, migrated.to), (3, Store::known_version()));
+    holder.rollback().await.unwrap();
+    let (more, after) = look().await;
+    assert_eq!(before, after);
+    assert!(more > functions);
     db.store.check_schema().await.unwrap();
     db.drop().await;
 }

@@ -5,7 +5,7 @@ use std::fs;
 use piecework::config::{self, Config};
 use piecework::engine::Engine;
 use piecework::job::JobType;
-use piecework::plugins::{FileState, Folder, Registry};
+use piecework::plugins::{PluginState, Registry, Shelf};
 
 use super::support::guests;
 
@@ -14,7 +14,7 @@ struct Bed {
     engine: Engine,
     config: Config,
     registry: Registry,
-    folder: Folder,
+    shelf: Shelf,
 }
 
 impl Bed {
@@ -24,7 +24,7 @@ impl Bed {
             engine: Engine::new(&Config::default(), 1).unwrap(),
             config: Config::default(),
             registry: Registry::default(),
-            folder: Folder::open(files.path()).unwrap(),
+            shelf: Shelf::open(files.path()).unwrap(),
             files,
         };
         assert!(bed.scan());
@@ -32,7 +32,7 @@ impl Bed {
     }
 
     fn scan(&mut self) -> bool {
-        self.folder
+        self.shelf
             .scan(&self.engine, &self.config, &self.registry)
             .unwrap()
     }
@@ -52,11 +52,11 @@ impl Bed {
         )
     }
 
-    fn state(&self, name: &str) -> FileState {
-        self.folder
+    fn state(&mut self, name: &str) -> PluginState {
+        self.shelf
             .states(&self.config)
             .into_iter()
-            .find(|state| state.file.file_stem().is_some_and(|stem| stem == name))
+            .find(|state| state.name == name)
             .unwrap()
     }
 }
@@ -122,7 +122,7 @@ fn two_files_for_one_job_type_are_both_named_and_the_incumbent_stays() {
     }
     // From the start neither serves, whatever the order of the folder.
     let registry = Registry::default();
-    Folder::open(bed.files.path())
+    Shelf::open(bed.files.path())
         .unwrap()
         .scan(&bed.engine, &bed.config, &registry)
         .unwrap();
@@ -151,49 +151,49 @@ fn what_served_serves_on_while_the_new_version_is_compiled() {
     let before = bed.version("mail").unwrap();
     bed.files.put("mail", &guests::bytes("flaky"));
     bed.files.put("new", &guests::bytes("noop"));
-    bed.folder.look(&bed.registry).unwrap();
-    assert!(bed.folder.next_load().is_none(), "it may be half written");
-    assert!(bed.folder.look(&bed.registry).unwrap());
-    let load = bed.folder.next_load().unwrap();
+    bed.shelf.look(&bed.registry).unwrap();
+    assert!(bed.shelf.next_load().is_none(), "it may be half written");
+    assert!(bed.shelf.look(&bed.registry).unwrap());
+    let load = bed.shelf.next_load().unwrap();
     for name in ["mail", "new"] {
         assert_eq!(bed.state(name).state, "compiling");
     }
     // The folder is looked at meanwhile.
     fs::remove_file(bed.files.path().join("new.wasm")).unwrap();
-    assert!(bed.folder.look(&bed.registry).unwrap());
-    assert!(!bed.folder.look(&bed.registry).unwrap());
+    assert!(bed.shelf.look(&bed.registry).unwrap());
+    assert!(!bed.shelf.look(&bed.registry).unwrap());
     let loaded = load.run(&bed.engine, &bed.config);
     assert_eq!(bed.version("mail").unwrap(), before);
-    assert!(bed.folder.put(loaded, &bed.registry));
+    assert!(bed.shelf.put(loaded, &bed.registry));
     assert_ne!(bed.version("mail").unwrap(), before);
     assert_eq!(bed.state("mail").state, "serving");
-    assert!(bed.folder.next_load().is_none());
+    assert!(bed.shelf.next_load().is_none());
 }
 
 #[test]
 fn what_changes_while_it_is_compiled_is_compiled_again() {
     let mut bed = Bed::new(&[]);
     bed.files.put("mail", &guests::bytes("noop"));
-    bed.folder.look(&bed.registry).unwrap();
-    bed.folder.look(&bed.registry).unwrap();
-    let load = bed.folder.next_load().unwrap();
+    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.registry).unwrap();
+    let load = bed.shelf.next_load().unwrap();
     let loaded = load.run(&bed.engine, &bed.config);
     bed.files.put("mail", &guests::bytes("flaky"));
-    bed.folder.look(&bed.registry).unwrap();
-    bed.folder.put(loaded, &bed.registry);
+    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.put(loaded, &bed.registry);
     let first = bed.version("mail").unwrap();
-    assert!(bed.folder.next_load().is_none(), "it may be half written");
+    assert!(bed.shelf.next_load().is_none(), "it may be half written");
     bed.scan();
     assert_ne!(bed.version("mail").unwrap(), first);
     // And what is removed meanwhile serves no more.
     bed.files.put("mail", &guests::bytes("noop"));
-    bed.folder.look(&bed.registry).unwrap();
-    bed.folder.look(&bed.registry).unwrap();
-    let load = bed.folder.next_load().unwrap();
+    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.registry).unwrap();
+    let load = bed.shelf.next_load().unwrap();
     let loaded = load.run(&bed.engine, &bed.config);
     fs::remove_file(bed.files.path().join("mail.wasm")).unwrap();
-    bed.folder.look(&bed.registry).unwrap();
-    assert!(!bed.folder.put(loaded, &bed.registry));
+    bed.shelf.look(&bed.registry).unwrap();
+    assert!(!bed.shelf.put(loaded, &bed.registry));
     assert_eq!(bed.version("mail"), None);
 }
 

@@ -1,0 +1,350 @@
+//! The plugins folder. It is compared by what the paths resolve to and by content, so that symlink swaps, renames and network file
+//! systems work; a file that changes is taken once it has stopped changing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::load::{Made, make};
+use super::{Plugin, PluginState, Source, State};
+use crate::config::Config;
+use crate::engine::{Engine, Refusal, digest, hex};
+use crate::job::JobType;
+
+/// A plugins folder and what was loaded from it.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    files: BTreeMap<String, File>,
+    scanned: bool,
+    /// Which file serves each job type.
+    offered: HashMap<JobType, String>,
+}
+
+/// Size, time of the last change of content or inode, inode and device: when these stay the same, so does the content, also
+/// where a copy keeps the time of its original.
+type Fingerprint = (u64, i64, i64, u64, u64);
+
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    seen: Fingerprint,
+    /// It was the same the last two times.
+    steady: bool,
+    /// The fingerprint that `digest` and the outcome below belong to.
+    loaded: Option<Fingerprint>,
+    digest: [u8; 32],
+    compile_ms: u64,
+    cached: bool,
+    /// Why the newest content does not serve.
+    refused: Option<String>,
+    /// The newest content that loaded.
+    plugin: Option<Arc<Plugin>>,
+}
+
+/// A file to be loaded.
+#[derive(Debug)]
+pub(super) struct FileLoad {
+    pub(super) name: String,
+    path: PathBuf,
+    fingerprint: Fingerprint,
+    /// What serves.
+    plugin: Option<Arc<Plugin>>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct FileLoaded {
+    name: String,
+    fingerprint: Fingerprint,
+    found: Found,
+}
+
+#[derive(Debug)]
+enum Found {
+    /// It changes under our hands.
+    Moving,
+    Unreadable(String),
+    /// The content that serves already.
+    Same([u8; 32]),
+    Refused([u8; 32], Refusal),
+    Fit(Made),
+}
+
+impl Folder {
+    /// A folder, not looked at yet.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+        if !path.is_dir() {
+            anyhow::bail!(
+                "the plugins folder `{}` is not there: create it and put the .wasm files of your handlers in, or set `plugins_folder` under `[runner]` in runner.toml",
+                path.display()
+            );
+        }
+        Ok(Self {
+            path: path.into(),
+            files: BTreeMap::new(),
+            scanned: false,
+            offered: HashMap::new(),
+        })
+    }
+
+    /// Compares the folder with what is loaded, and loads nothing. Returns whether anything changed; what is gone serves no more.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; what serves goes on serving.
+    pub(super) fn look(&mut self) -> anyhow::Result<bool> {
+        let found = self.list()?;
+        let mut changed = self.files.len() != found.len();
+        self.files.retain(|name, _| found.contains_key(name));
+        for (name, (path, fingerprint)) in found {
+            let file = self.files.entry(name.clone()).or_insert_with(|| File {
+                path: path.clone(),
+                // At the start nothing is being copied in; later a new file must stay the same for one interval.
+                seen: if self.scanned {
+                    (0, 0, 0, 0, 0)
+                } else {
+                    fingerprint
+                },
+                steady: false,
+                loaded: None,
+                digest: [0; 32],
+                compile_ms: 0,
+                cached: false,
+                refused: None,
+                plugin: None,
+            });
+            let waited = file.waits();
+            file.steady = file.seen == fingerprint;
+            file.seen = fingerprint;
+            changed |= file.waits() && !waited;
+        }
+        changed |= !std::mem::replace(&mut self.scanned, true);
+        Ok(changed)
+    }
+
+    /// The files to be loaded now.
+    pub(super) fn loads(&self) -> impl Iterator<Item = FileLoad> {
+        self.files
+            .iter()
+            .filter(|(_, file)| file.waits())
+            .map(|(name, file)| file.load(name))
+    }
+
+    /// Takes in what was loaded; returns whether anything changed for those who look.
+    pub(super) fn put(&mut self, loaded: FileLoaded) -> bool {
+        // It was removed meanwhile.
+        let Some(file) = self.files.get_mut(&loaded.name) else {
+            return false;
+        };
+        file.take(loaded)
+    }
+
+    /// How each file stands, but for what the fleet changes about it.
+    pub(super) fn states(&self, config: &Config) -> Vec<PluginState> {
+        let conflicts = self.conflicts();
+        self.files
+            .iter()
+            .map(|(name, file)| {
+                let job_types = config.plugin(name).job_types;
+                let conflict = job_types.iter().find_map(|job_type| {
+                    let names = conflicts.get(job_type.as_str())?;
+                    names.contains(&name.as_str()).then(|| {
+                        format!("the job type `{job_type}` is claimed by {}: set `job_types` under `[plugins.NAME]`, or remove all but one", names.join(", "))
+                    })
+                });
+                let (state, reason) = match (&file.refused, conflict) {
+                    _ if file.waits() || file.is_new() => (State::Compiling, None),
+                    (Some(reason), _) => (State::Refused, Some(reason.clone())),
+                    (None, Some(reason)) => (State::Conflicting, Some(reason)),
+                    (None, None) => (State::Serving, None),
+                };
+                let digest = hex(&file.digest);
+                let serving = file.plugin.as_ref().map(|plugin| hex(&plugin.handler.digest()));
+                PluginState {
+                    source: Source::Folder,
+                    name: name.clone(),
+                    file: Some(file.path.clone()),
+                    job_types,
+                    size: file.seen.0,
+                    state,
+                    reason,
+                    serving: serving.filter(|serving| *serving != digest),
+                    digest,
+                    since_seconds: 0.0,
+                    in_flight: Vec::new(),
+                    compile_ms: file.compile_ms,
+                    cached: file.cached,
+                }
+            })
+            .collect()
+    }
+
+    fn list(&self) -> anyhow::Result<BTreeMap<String, (PathBuf, Fingerprint)>> {
+        let mut found = BTreeMap::new();
+        let entries = fs::read_dir(&self.path)
+            .with_context(|| format!("read the plugins folder `{}`", self.path.display()))?;
+        for entry in entries {
+            let path = entry
+                .with_context(|| format!("read the plugins folder `{}`", self.path.display()))?
+                .path();
+            let Some(name) = path.file_stem().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            if path.extension().is_none_or(|extension| extension != "wasm") || name.starts_with('.')
+            {
+                continue;
+            }
+            // Follows links. What vanished between the two looks is gone.
+            let Ok(metadata) = fs::metadata(&path) else {
+                continue;
+            };
+            if metadata.is_file() {
+                let fingerprint = (
+                    metadata.len(),
+                    metadata.ctime(),
+                    metadata.ctime_nsec(),
+                    metadata.ino(),
+                    metadata.dev(),
+                );
+                found.insert(name.to_owned(), (path.clone(), fingerprint));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Job types that more than one file claims, with the files.
+    fn conflicts(&self) -> HashMap<&str, Vec<&str>> {
+        let mut claims: HashMap<&str, Vec<&str>> = HashMap::new();
+        for (name, file) in &self.files {
+            for job_type in file
+                .plugin
+                .iter()
+                .flat_map(|plugin| &plugin.rules.job_types)
+            {
+                claims.entry(job_type).or_default().push(name);
+            }
+        }
+        claims.retain(|_, names| names.len() > 1);
+        claims
+    }
+
+    /// What the folder has for each job type. Two files for one job type: the one that serves it stays, else neither serves.
+    pub(super) fn offer(&mut self) -> HashMap<JobType, Arc<Plugin>> {
+        let conflicts = self.conflicts();
+        let mut offer = HashMap::new();
+        for plugin in self.files.values().filter_map(|file| file.plugin.as_ref()) {
+            for job_type in &plugin.rules.job_types {
+                let key = JobType::from(job_type.as_str());
+                let incumbent = self.offered.get(&key) == Some(&plugin.name);
+                if !conflicts.contains_key(job_type.as_str()) || incumbent {
+                    offer.insert(key, plugin.clone());
+                } else {
+                    tracing::warn!(
+                        job_type,
+                        files = conflicts[job_type.as_str()].join(", "),
+                        "several plugins claim one job type"
+                    );
+                }
+            }
+        }
+        self.offered = offer
+            .iter()
+            .map(|(job_type, plugin)| (job_type.clone(), plugin.name.clone()))
+            .collect();
+        offer
+    }
+}
+
+impl File {
+    /// It has stopped changing, and its content is not loaded.
+    fn waits(&self) -> bool {
+        self.steady && self.loaded != Some(self.seen)
+    }
+
+    /// Nothing came of it yet.
+    fn is_new(&self) -> bool {
+        self.plugin.is_none() && self.refused.is_none()
+    }
+
+    fn load(&self, name: &str) -> FileLoad {
+        FileLoad {
+            name: name.to_owned(),
+            path: self.path.clone(),
+            fingerprint: self.seen,
+            plugin: self.plugin.clone(),
+        }
+    }
+
+    /// Returns whether anything changed for those who look.
+    fn take(&mut self, loaded: FileLoaded) -> bool {
+        if matches!(loaded.found, Found::Moving) {
+            // Next time it must have been the same for one more interval.
+            self.steady = false;
+            return true;
+        }
+        self.loaded = Some(loaded.fingerprint);
+        match loaded.found {
+            Found::Moving => {}
+            Found::Unreadable(reason) => self.refused = Some(reason),
+            Found::Same(digest) => {
+                self.digest = digest;
+                self.refused = None;
+            }
+            Found::Refused(digest, refusal) => {
+                self.digest = digest;
+                tracing::warn!(plugin = loaded.name, reason = %refusal, keeps = self.plugin.is_some(), "plugin refused");
+                self.refused = Some(refusal.to_string());
+            }
+            Found::Fit(Made { plugin, compile_ms }) => {
+                self.digest = plugin.handler.digest();
+                self.compile_ms = compile_ms;
+                self.cached = plugin.handler.cached();
+                tracing::info!(
+                    plugin = loaded.name,
+                    version = plugin.handler.version(),
+                    job_types = plugin.rules.job_types.join(","),
+                    compile_ms,
+                    cached = self.cached,
+                    "plugin loaded"
+                );
+                self.plugin = Some(plugin);
+                self.refused = None;
+            }
+        }
+        true
+    }
+}
+
+impl FileLoad {
+    pub(super) fn run(self, engine: &Engine, config: &Config) -> FileLoaded {
+        FileLoaded {
+            found: self.find(engine, config),
+            name: self.name,
+            fingerprint: self.fingerprint,
+        }
+    }
+
+    fn find(&self, engine: &Engine, config: &Config) -> Found {
+        let bytes = match fs::read(&self.path) {
+            Ok(bytes) if bytes.len() as u64 == self.fingerprint.0 => bytes,
+            Ok(_) => return Found::Moving,
+            Err(error) => return Found::Unreadable(format!("it cannot be read: {error}")),
+        };
+        let digest = digest(&bytes);
+        let same = |plugin: &Arc<Plugin>| plugin.handler.digest() == digest;
+        if self.plugin.as_ref().is_some_and(same) {
+            return Found::Same(digest);
+        }
+        match make(engine, config, Source::Folder, &self.name, &bytes) {
+            Ok(made) => Found::Fit(made),
+            Err(refusal) => Found::Refused(digest, refusal),
+        }
+    }
+}

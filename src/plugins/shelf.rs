@@ -1,0 +1,188 @@
+//! Everything a runner may serve, and what of it serves: files of the folder and releases of the fleet. Where both have something for
+//! a job type, the fleet goes first: what was pushed holds for every runner, whatever lies in the folders.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Instant;
+
+use super::fleet::Fleet;
+use super::folder::Folder;
+use super::load::Origin;
+use super::{Load, Loaded, PluginState, Registry, Served, Source, State};
+use crate::config::{self, Config};
+use crate::engine::Engine;
+use crate::job::JobType;
+use crate::store::Wanted;
+
+/// Where the plugins of a runner stand ready.
+#[derive(Debug)]
+pub struct Shelf {
+    /// `None`: files are not looked for.
+    folder: Option<Folder>,
+    fleet: Fleet,
+    /// How each one stood when it was last looked at, and since when.
+    stood: HashMap<(Source, String, Option<String>), (State, String, Instant)>,
+}
+
+/// Says what to do about a folder that is missing.
+///
+/// # Errors
+/// When it is not there.
+pub fn require_folder(path: &Path) -> anyhow::Result<()> {
+    Folder::open(path).map(drop)
+}
+
+impl Shelf {
+    /// A folder, not looked at yet.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            folder: Some(Folder::open(path)?),
+            fleet: Fleet::default(),
+            stood: HashMap::new(),
+        })
+    }
+
+    /// As the settings of a runner want it.
+    ///
+    /// # Errors
+    /// When its folder is not there.
+    pub fn of(settings: &config::Runner) -> anyhow::Result<Self> {
+        if settings.plugins_from.folder() {
+            return Self::open(&settings.plugins_folder);
+        }
+        Ok(Self {
+            folder: None,
+            fleet: Fleet::default(),
+            stood: HashMap::new(),
+        })
+    }
+
+    /// Compares the folder with what is loaded, loads what is new, and replaces the serving map if anything changed. Returns
+    /// whether it did. Waits until all is compiled: seconds for a large component.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; what serves goes on serving.
+    pub fn scan(
+        &mut self,
+        engine: &Engine,
+        config: &Config,
+        registry: &Registry,
+    ) -> anyhow::Result<bool> {
+        let Some(folder) = &mut self.folder else {
+            return Ok(false);
+        };
+        let mut changed = folder.look()?;
+        let loads: Vec<_> = folder.loads().collect();
+        for load in loads {
+            changed |= folder.put(load.run(engine, config));
+        }
+        if changed {
+            self.publish(registry);
+        }
+        Ok(changed)
+    }
+
+    /// Compares the folder with what is loaded, and loads nothing: [`next_load`](Self::next_load) tells what is to be. Returns
+    /// whether anything changed; what is gone serves no more.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; what serves goes on serving.
+    pub fn look(&mut self, registry: &Registry) -> anyhow::Result<bool> {
+        let Some(folder) = &mut self.folder else {
+            return Ok(false);
+        };
+        let changed = folder.look()?;
+        if changed {
+            self.publish(registry);
+        }
+        Ok(changed)
+    }
+
+    /// Takes in what the fleet wants now. Returns whether anything changed.
+    pub fn want(&mut self, wanted: Vec<Wanted>, registry: &Registry) -> bool {
+        let changed = self.fleet.want(wanted);
+        if changed {
+            self.publish(registry);
+        }
+        changed
+    }
+
+    /// What is to be loaded now. What comes of it is to be [`put`](Self::put) back before the next is asked for.
+    pub fn next_load(&self) -> Option<Load> {
+        // Releases first: they are few, and somebody waits who pushed them.
+        let release = self.fleet.loads().map(Origin::Release).next();
+        release
+            .or_else(|| {
+                self.folder
+                    .iter()
+                    .flat_map(Folder::loads)
+                    .map(Origin::File)
+                    .next()
+            })
+            .map(Load)
+    }
+
+    /// Takes in what was loaded; returns whether anything changed for those who look.
+    pub fn put(&mut self, loaded: Loaded, registry: &Registry) -> bool {
+        let changed = match loaded.0 {
+            Origin::File(loaded) => self
+                .folder
+                .as_mut()
+                .is_some_and(|folder| folder.put(loaded)),
+            Origin::Release(loaded) => self.fleet.put(loaded),
+        };
+        if changed {
+            self.publish(registry);
+        }
+        changed
+    }
+
+    /// How everything stands, in order.
+    pub fn states(&mut self, config: &Config) -> Vec<PluginState> {
+        let now = Instant::now();
+        let fleet = self.fleet.offer();
+        let mut states = self.fleet.states();
+        for mut file in self.folder.iter().flat_map(|folder| folder.states(config)) {
+            let mut types = file.job_types.iter();
+            let taken = types.find_map(|name| fleet.get_key_value(&JobType::from(name.as_str())));
+            if let Some((job_type, served)) = taken.filter(|_| file.state == State::Serving) {
+                file.state = State::Overridden;
+                file.reason = Some(format!(
+                    "the fleet serves `{job_type}` with version {}, which goes first: `piecework plugins withdraw {job_type}` ends that, or set `plugins_from = \"folder\"` under `[runner]` in runner.toml",
+                    served.plugin.handler.version()
+                ));
+            }
+            states.push(file);
+        }
+        let mut stood = HashMap::new();
+        for state in &mut states {
+            let release = state.file.is_none().then(|| state.digest.clone());
+            let key = (state.source, state.name.clone(), release);
+            let since = match self.stood.get(&key) {
+                Some((before, digest, since))
+                    if *before == state.state && *digest == state.digest =>
+                {
+                    *since
+                }
+                _ => now,
+            };
+            state.since_seconds = now.saturating_duration_since(since).as_secs_f64();
+            stood.insert(key, (state.state, state.digest.clone(), since));
+        }
+        self.stood = stood;
+        states
+    }
+
+    fn publish(&mut self, registry: &Registry) {
+        let files = self.folder.as_mut().map(Folder::offer).unwrap_or_default();
+        let mut serving: HashMap<JobType, Served> = files
+            .into_iter()
+            .map(|(job_type, plugin)| (job_type, plugin.into()))
+            .collect();
+        serving.extend(self.fleet.offer());
+        registry.replace(serving);
+    }
+}

@@ -1,0 +1,187 @@
+//! Keeps what serves up to date while everything runs.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+
+use anyhow::Context;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Shared;
+use crate::engine::hex;
+use crate::plugins::{Load, Loaded, PluginState, Shelf, Source, State};
+
+impl Shared {
+    /// Loads the plugins folder; computes, so it belongs on a blocking thread.
+    pub(super) fn scan(&self, shelf: &mut Shelf) -> anyhow::Result<()> {
+        shelf.scan(&self.engine, &self.config(), &self.registry)?;
+        self.show(shelf);
+        Ok(())
+    }
+
+    /// Lets people see how the plugins stand.
+    fn show(&self, shelf: &mut Shelf) {
+        let states = shelf.states(&self.config());
+        *self.plugins.lock().unwrap_or_else(PoisonError::into_inner) = states;
+        self.restated.notify_one();
+    }
+
+    /// How the plugins stand, with the attempts that run now.
+    pub(super) fn plugins(&self) -> Vec<PluginState> {
+        let plugins = self.plugins.lock();
+        let mut states = plugins.unwrap_or_else(PoisonError::into_inner).clone();
+        // By file, or by job type of the release, and by version.
+        let mut running: BTreeMap<(Source, String), BTreeMap<String, u64>> = BTreeMap::new();
+        for attempt in self.running().values() {
+            let plugin = &attempt.plugin;
+            let name = match plugin.source {
+                Source::Folder => plugin.name.clone(),
+                Source::Fleet => attempt.job_type.as_str().to_owned(),
+            };
+            let versions = running.entry((plugin.source, name)).or_default();
+            *versions.entry(hex(&plugin.handler.digest())).or_default() += 1;
+        }
+        let canaries: Vec<_> = states
+            .iter()
+            .filter(|state| state.state == State::Canary)
+            .map(|state| (state.name.clone(), state.digest.clone()))
+            .collect();
+        for state in &mut states {
+            let Some(versions) = running.get(&(state.source, state.name.clone())) else {
+                continue;
+            };
+            // A canary has a line of its own.
+            let other = canaries.iter().find(|(name, _)| *name == state.name);
+            let other = other.filter(|_| state.source == Source::Fleet);
+            state.in_flight = versions
+                .iter()
+                .filter(|(digest, _)| match other {
+                    Some((_, canary)) => (**digest == *canary) == (state.state == State::Canary),
+                    None => true,
+                })
+                .map(|(digest, count)| (digest.clone(), *count))
+                .collect();
+        }
+        states
+    }
+}
+
+/// Does work on a thread that nobody waits for at the end of the process, as a runtime would for its own.
+pub(super) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<T> {
+    let (done, outcome) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("plugins".to_owned())
+        .spawn(move || done.send(work()))
+        .context("start a thread for the plugins folder")?;
+    outcome
+        .await
+        .context("the thread of the plugins folder failed")
+}
+
+/// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
+/// and what serves goes on serving.
+pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
+    let mut looks = interval(shared.config().runner.plugins_interval.0);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick comes at once, and the folder has just been looked at.
+    looks.tick().await;
+    let mut wants = shared.wants.subscribe();
+    let mut loading: Option<Pin<Box<dyn Future<Output = anyhow::Result<Loaded>> + Send>>> = None;
+    loop {
+        let loaded = async {
+            match &mut loading {
+                Some(loading) => loading.await,
+                None => std::future::pending().await,
+            }
+        };
+        let changed = tokio::select! {
+            loaded = loaded => {
+                loading = None;
+                let Ok(loaded) = loaded else { break };
+                Ok(shelf.put(loaded, &shared.registry))
+            }
+            Ok(()) = wants.changed() => {
+                let wanted = wants.borrow_and_update().clone();
+                Ok(shelf.want(wanted.unwrap_or_default(), &shared.registry))
+            }
+            _ = looks.tick() => {
+                let looker = shared.clone();
+                // A folder on a network may take its time.
+                let look = aside(move || {
+                    let changed = shelf.look(&looker.registry);
+                    (shelf, changed)
+                });
+                let Ok((back, changed)) = look.await else { break };
+                shelf = back;
+                changed
+            }
+        };
+        if loading.is_none()
+            && let Some(load) = shelf.next_load()
+        {
+            tracing::debug!(plugin = load.name(), "a plugin is being loaded");
+            loading = Some(Box::pin(run(shared.clone(), load)));
+        }
+        match changed {
+            Ok(false) => {}
+            Ok(true) => {
+                shared.show(&mut shelf);
+                tell_job_types(&shared).await;
+            }
+            Err(error) => tracing::warn!(
+                error = format!("{error:#}"),
+                "the plugins folder cannot be read"
+            ),
+        }
+    }
+    tracing::error!("the plugins folder is not watched any more: the loader failed");
+}
+
+/// Fetches what is to be loaded, if it is in the database, and loads it beside everything else.
+async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<Loaded> {
+    if let Some(digest) = load.needs() {
+        let bytes = shared.store.component(&digest).await;
+        load.give(bytes.map_err(|error| error.to_string()));
+    }
+    aside(move || load.run(&shared.engine, &shared.config())).await
+}
+
+/// Loads what the fleet wants, before the first claim: a runner that starts must not run older versions of its folder for a moment.
+pub(super) async fn load_releases(shared: &Arc<Shared>, mut shelf: Shelf) -> anyhow::Result<Shelf> {
+    if !shared.config().runner.plugins_from.fleet() {
+        return Ok(shelf);
+    }
+    match shared.store.wanted().await {
+        Ok(wanted) => {
+            shelf.want(wanted.clone(), &shared.registry);
+            shared.wants.send_replace(Some(wanted));
+            while let Some(load) = shelf.next_load() {
+                let loaded = run(shared.clone(), load).await?;
+                shelf.put(loaded, &shared.registry);
+            }
+            shared.show(&mut shelf);
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot ask which plugins the fleet serves; it is asked again");
+        }
+    }
+    Ok(shelf)
+}
+
+/// Enqueue notifies the runners that say they serve the type, so it should be told soon.
+async fn tell_job_types(shared: &Shared) {
+    let runner = *shared.identity.borrow();
+    if let Some(runner) = runner {
+        let _ = shared
+            .store
+            .renew(
+                runner,
+                shared.config().runner.lease.0,
+                &shared.registry.job_types(),
+            )
+            .await;
+    }
+    shared.wake.notify_one();
+}

@@ -1,0 +1,2 @@
+-- Forgets components that nobody can want any more; how many.
+select piecework.prune_components() as gone
