@@ -141,7 +141,7 @@ async fn a_database_that_does_not_fit_is_refused_with_the_way_out() {
     }
     assert_eq!(
         text(&run(Some(&db), here, &["migrate"]).stdout),
-        "migrated from version 0 to 3"
+        "migrated from version 0 to 4"
     );
     assert_eq!(
         text(&run(Some(&db), here, &["migrate"]).stdout),
@@ -391,8 +391,8 @@ fn plugins_are_listed_and_checked_without_a_database() {
     );
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stdout);
-    assert!(said.contains("good.wasm: can serve (version "), "{said}");
-    assert!(said.contains("core.wasm: refused: it is a core module (version bytes 01 00 00 00), not a component: build for wasm32-wasip2"), "{said}");
+    assert!(said.contains("good.wasm: can serve `good` ("), "{said}");
+    assert!(said.contains("core.wasm: refused: it is a core module (version bytes 01 00 00 00), not a component\n  to do    build for the target wasm32-wasip2"), "{said}");
     assert!(
         said.contains("missing.wasm: refused: it cannot be read"),
         "{said}"

@@ -238,7 +238,7 @@ fn process_a_good_file_is_shown_with_all_that_it_imports() {
         "{said}"
     );
     assert!(
-        lines[1].starts_with("  imports  piecework:handler@0.1.0 ("),
+        lines[1].starts_with("  imports  WASI 0.2 (cli, io), piecework:handler@0.1.0 ("),
         "{said}"
     );
     assert!(lines[1].contains("types"), "{said}");
