@@ -32,6 +32,7 @@ mod fleet_canary;
 mod fleet_cli;
 mod fleet_plugins;
 mod fleet_runners;
+mod fleet_rule;
 mod groups;
 mod hostile;
 mod http;
