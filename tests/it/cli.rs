@@ -157,14 +157,14 @@ async fn a_database_that_does_not_fit_is_refused_with_the_way_out() {
         2,
         "does not fit this program: column j.due_at does not exist",
     );
-    sqlx::query("update piecework.migration set version = 99 where version = 3")
+    sqlx::query("update piecework.migration set version = 99 where version = 4")
         .execute(&db.pool)
         .await
         .unwrap();
     refused(
         &run(Some(&db), here, &["run"]),
         2,
-        "version 99 of the piecework schema, this program knows up to 3: use a newer piecework",
+        "version 99 of the piecework schema, this program knows up to 4: use a newer piecework",
     );
     db.drop().await;
 }

@@ -31,6 +31,7 @@ mod fleet;
 mod fleet_canary;
 mod fleet_cli;
 mod fleet_plugins;
+mod fleet_rule;
 mod fleet_runners;
 mod groups;
 mod hostile;
