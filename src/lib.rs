@@ -7,6 +7,7 @@
 //! | 0 | [`job`], [`backoff`], [`policy`], [`schedule`] | the words of the domain; where HTTP may go; when schedules tick; all pure |
 //! | 1 | [`config`] | `runner.toml` |
 //! | 2 | [`telemetry`] | log, events, counters |
+//! | 2 | [`trust`] | which components may serve |
 //! | 2 | [`http`] | the one client through which handlers reach the world |
 //! | 3 | [`store`] | everything that speaks SQL |
 //! | 3 | [`engine`] | everything that speaks Wasm |
@@ -29,3 +30,4 @@ pub mod runner;
 pub mod schedule;
 pub mod store;
 pub mod telemetry;
+pub mod trust;

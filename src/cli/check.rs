@@ -8,6 +8,8 @@ use serde::Serialize;
 use super::{Ending, print};
 use crate::config::Config;
 use crate::engine::{Engine, Handler, Item, Lack, Refusal, Shape, digest, hex};
+use crate::plugins::read_signature;
+use crate::trust;
 
 /// What is found out about a file.
 #[derive(Debug, Default, Serialize)]
@@ -23,6 +25,10 @@ struct Answer {
     /// Whether it had been compiled before.
     #[serde(skip_serializing_if = "Option::is_none")]
     cached: Option<bool>,
+    /// Whether its digest is pinned.
+    pinned: bool,
+    /// The trusted comment of its signature, when that was held against keys.
+    signed: Option<String>,
     /// The world that it was built for.
     world: Option<String>,
     imports: Vec<Item>,
@@ -103,6 +109,10 @@ impl Answer {
             self.exports = shape.exports;
         }
         let rules = config.plugin(&self.name);
+        let signature = read_signature(file, &rules.trust)?;
+        let trusted = trust::check(&bytes, signature.as_deref(), &rules.trust)
+            .map_err(|distrust| Refusal::new(distrust.cause, distrust.remedy))?;
+        (self.pinned, self.signed) = (trusted.pinned, trusted.signed);
         let handler = engine.compile(&bytes, rules.limits.fuel.is_some())?;
         engine.check_start(&self.name, &handler, &rules)?;
         Ok(handler)
@@ -111,7 +121,7 @@ impl Answer {
     /// What it says to people; at most three lines for a file that cannot serve.
     fn lines(&self) -> Vec<String> {
         let file = self.file.display();
-        let lines = if self.ok {
+        let mut lines = if self.ok {
             let types: Vec<_> = self
                 .job_types
                 .iter()
@@ -140,6 +150,13 @@ impl Answer {
                 format!("  to do    {}", self.remedy.as_deref().unwrap_or_default()),
             ]
         };
+        let pinned = self.pinned.then(|| "pinned".to_owned());
+        let signed = self.signed.as_ref();
+        let signed = signed.map(|comment| format!("signed: \"{comment}\""));
+        let trust: Vec<_> = pinned.into_iter().chain(signed).collect();
+        if self.ok && !trust.is_empty() {
+            lines.push(format!("  trust    {}", trust.join(", ")));
+        }
         // A line break in a name is shown, not printed.
         lines.iter().map(|line| print::plain(line)).collect()
     }

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Size, Span};
+use super::{Pins, Size, Span};
 use crate::policy::{Policy, Rule, Target};
 
 /// Makes the structs of the three layers from one list of keys. The first part has keys with a ceiling, the second keys
@@ -101,6 +101,9 @@ layers! {
         /// The secrets that are granted to the plugin, by the names of their sections.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         secrets: Vec<String>;
+        /// The components that may serve as this plugin; any when not given.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sha256: Option<Pins>;
         /// What the plugin reads from `wasi:config/store`.
         #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
         config: std::collections::BTreeMap<String, String>;

@@ -159,6 +159,12 @@ impl Config {
         if !(64 * 1024..=64 * 1024 * 1024).contains(&stack) {
             return wrong("engine.stack", "`engine.stack` must be 64KiB to 64MiB");
         }
+        if self.trust.require_signature && self.trust.keys.is_empty() {
+            return wrong(
+                "trust.require_signature",
+                "`trust.require_signature` needs `trust.keys`: without a key no signature could be good, and nothing would serve",
+            );
+        }
         for (name, secret) in &self.secrets {
             secret
                 .check(name)

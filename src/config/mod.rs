@@ -12,6 +12,7 @@ mod load;
 mod schedules;
 mod secrets;
 mod source;
+mod trust;
 mod units;
 
 pub use layers::{
@@ -20,6 +21,7 @@ pub use layers::{
 pub use load::Error;
 pub use schedules::{Missed, Overlap, ScheduleSettings};
 pub use secrets::{Hidden, Secret, SecretSettings};
+pub use trust::{Key, Pins, Trust, TrustRules};
 pub use units::{Size, Span};
 
 use crate::backoff::Backoff;
@@ -42,6 +44,8 @@ pub struct Config {
     pub defaults: PluginDefaults,
     /// What no plugin may exceed.
     pub ceiling: Ceiling,
+    /// Which components may serve.
+    pub trust: Trust,
     /// Secrets by name: `[secrets.NAME]`.
     pub secrets: BTreeMap<String, SecretSettings>,
     /// Single plugins by name: `[plugins.NAME]` is about `NAME.wasm`.
@@ -234,6 +238,8 @@ pub struct PluginRules {
     pub limits: Limits,
     /// HTTP calls.
     pub http: HttpRules,
+    /// Which components may serve.
+    pub trust: TrustRules,
     /// What the plugin reads from `wasi:config/store`.
     pub config: BTreeMap<String, String>,
     /// The secrets that are granted to it and have been opened.
@@ -393,6 +399,7 @@ impl Config {
                 follow_ups: count(all.follow_ups),
             },
             http: self.http_rules(name, own, &all.http),
+            trust: self.trust_rules(name, own.sha256.as_ref()),
             config: own.config.clone(),
             secrets: own
                 .secrets

@@ -286,7 +286,8 @@ impl ReleaseLoad {
         }
         let job_type = self.job_type.as_str();
         let name = config.plugin_of(job_type);
-        match make(engine, config, Source::Fleet, name, bytes) {
+        let signature = self.version.signature.as_deref();
+        match make(engine, config, Source::Fleet, name, bytes, signature) {
             Ok(made) => Found::Fit(made),
             Err(refusal) => Found::Refused(refusal.to_string()),
         }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::load::{Made, make};
+use super::load::{Made, make, trusted};
+use super::signature::{path_of, read_signature};
 use super::{Plugin, PluginState, Source, State};
 use crate::config::Config;
 use crate::engine::{Engine, Refusal, digest, hex};
@@ -25,9 +26,12 @@ pub(super) struct Folder {
     offered: HashMap<JobType, String>,
 }
 
+/// Of the file, and of its signature if it has one.
+type Fingerprint = (Stamp, Option<Stamp>);
+
 /// Size, time of the last change of content or inode, inode and device: when these stay the same, so does the content, also
 /// where a copy keeps the time of its original.
-type Fingerprint = (u64, i64, i64, u64, u64);
+type Stamp = (u64, i64, i64, u64, u64);
 
 #[derive(Debug)]
 struct File {
@@ -108,7 +112,7 @@ impl Folder {
                 path: path.clone(),
                 // At the start nothing is being copied in; later a new file must stay the same for one interval.
                 seen: if self.scanned {
-                    (0, 0, 0, 0, 0)
+                    Fingerprint::default()
                 } else {
                     fingerprint
                 },
@@ -172,7 +176,7 @@ impl Folder {
                     name: name.clone(),
                     file: Some(file.path.clone()),
                     job_types,
-                    size: file.seen.0,
+                    size: file.seen.0.0,
                     state,
                     reason,
                     serving: serving.filter(|serving| *serving != digest),
@@ -206,13 +210,8 @@ impl Folder {
                 continue;
             };
             if metadata.is_file() {
-                let fingerprint = (
-                    metadata.len(),
-                    metadata.ctime(),
-                    metadata.ctime_nsec(),
-                    metadata.ino(),
-                    metadata.dev(),
-                );
+                let signature = fs::metadata(path_of(&path)).ok();
+                let fingerprint = (stamp(&metadata), signature.as_ref().map(stamp));
                 found.insert(name.to_owned(), (path.clone(), fingerprint));
             }
         }
@@ -333,18 +332,33 @@ impl FileLoad {
 
     fn find(&self, engine: &Engine, config: &Config) -> Found {
         let bytes = match fs::read(&self.path) {
-            Ok(bytes) if bytes.len() as u64 == self.fingerprint.0 => bytes,
+            Ok(bytes) if bytes.len() as u64 == self.fingerprint.0.0 => bytes,
             Ok(_) => return Found::Moving,
             Err(error) => return Found::Unreadable(format!("it cannot be read: {error}")),
         };
         let digest = digest(&bytes);
-        let same = |plugin: &Arc<Plugin>| plugin.handler.digest() == digest;
-        if self.plugin.as_ref().is_some_and(same) {
-            return Found::Same(digest);
-        }
-        match make(engine, config, Source::Folder, &self.name, &bytes) {
-            Ok(made) => Found::Fit(made),
-            Err(refusal) => Found::Refused(digest, refusal),
-        }
+        let rules = config.plugin(&self.name);
+        let found = read_signature(&self.path, &rules.trust).and_then(|signature| {
+            let signature = signature.as_deref();
+            let same = |plugin: &Arc<Plugin>| plugin.handler.digest() == digest;
+            if self.plugin.as_ref().is_some_and(same) {
+                // The same content may have another signature now.
+                trusted(&bytes, signature, &rules)?;
+                return Ok(Found::Same(digest));
+            }
+            let source = Source::Folder;
+            make(engine, config, source, &self.name, &bytes, signature).map(Found::Fit)
+        });
+        found.unwrap_or_else(|refusal| Found::Refused(digest, refusal))
     }
+}
+
+fn stamp(metadata: &fs::Metadata) -> Stamp {
+    (
+        metadata.len(),
+        metadata.ctime(),
+        metadata.ctime_nsec(),
+        metadata.ino(),
+        metadata.dev(),
+    )
 }

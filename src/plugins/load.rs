@@ -6,9 +6,10 @@ use std::time::Instant;
 use super::fleet::{ReleaseLoad, ReleaseLoaded};
 use super::folder::{FileLoad, FileLoaded};
 use super::{Plugin, Source};
-use crate::config::Config;
+use crate::config::{Config, PluginRules};
 use crate::engine::{Engine, Refusal};
 use crate::store::Digest;
+use crate::trust::{self, Trusted};
 
 /// Something to be loaded: reading and compiling it need not hold up the rest.
 #[derive(Debug)]
@@ -65,6 +66,16 @@ pub(super) struct Made {
     pub(super) compile_ms: u64,
 }
 
+/// Whether a component may serve as a plugin with these rules.
+pub(super) fn trusted(
+    bytes: &[u8],
+    signature: Option<&str>,
+    rules: &PluginRules,
+) -> Result<Trusted, Refusal> {
+    trust::check(bytes, signature, &rules.trust)
+        .map_err(|distrust| Refusal::new(distrust.cause, distrust.remedy))
+}
+
 /// Makes a plugin of a component.
 pub(super) fn make(
     engine: &Engine,
@@ -72,8 +83,11 @@ pub(super) fn make(
     source: Source,
     name: &str,
     bytes: &[u8],
+    signature: Option<&str>,
 ) -> Result<Made, Refusal> {
     let rules = config.plugin(name);
+    // Before the compiler sees it, and before the cache is asked.
+    trusted(bytes, signature, &rules)?;
     let started = Instant::now();
     let handler = engine.compile(bytes, rules.limits.fuel.is_some())?;
     let compile_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);

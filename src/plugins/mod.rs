@@ -17,11 +17,13 @@ mod folder;
 mod load;
 mod registry;
 mod shelf;
+mod signature;
 mod state;
 
 pub use load::{Load, Loaded};
 pub use registry::{Canary, Registry, Served};
 pub use shelf::{Shelf, require_folder};
+pub use signature::read_signature;
 pub use state::{PluginState, Source, State};
 
 /// One loaded component with its rules.

@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module and rank; `config` sees the pure words, and so on.
-const RANKS: [(&str, u32); 13] = [
+const RANKS: [(&str, u32); 14] = [
     ("job", 0),
     ("backoff", 0),
     ("policy", 0),
     ("schedule", 0),
     ("config", 1),
     ("telemetry", 2),
+    ("trust", 2),
     ("http", 2),
     ("store", 3),
     ("engine", 3),

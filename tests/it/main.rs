@@ -65,5 +65,6 @@ mod status;
 mod stop;
 mod ticks;
 mod tidy;
+mod trust;
 mod unique;
 mod worlds;

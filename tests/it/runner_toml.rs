@@ -47,7 +47,10 @@ fn the_reference_file_names_every_key() {
     let comments = text.split("# [plugins.NAME]").nth(1).unwrap();
     let http = comments.split("# [plugins.NAME.http]").nth(1).unwrap();
     let keys = own.keys().filter(|key| *key != "http");
-    for key in keys.map(String::as_str).chain(["job_types", "secrets"]) {
+    for key in keys
+        .map(String::as_str)
+        .chain(["job_types", "secrets", "sha256"])
+    {
         let line = format!("\n# {key} = ");
         assert!(
             comments.contains(&line),
