@@ -2,7 +2,7 @@
 //! held here as they are printed.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use piecework::engine::{digest, hex};
 
@@ -279,56 +279,72 @@ fn process_a_good_file_is_shown_with_all_that_it_imports() {
     );
 }
 
+/// Longest until a bad file is listed as refused, as O-33 has it.
+const SOON: Duration = Duration::from_secs(5);
+
 /// The host starts with all of them and gets them live: each is refused with its own reason, the others work, the jobs wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_o_33_a_host_works_on_beside_files_that_cannot_load() {
     let db = Db::new().await;
     let folder = Folder::with(&[("noop", "noop")]);
-    put(&folder, &o_33());
+    let bad = [o_33(), others()].concat();
+    put(&folder, &bad);
+    let begun = Instant::now();
     let host = Host::start(&db, folder.path(), SHORT);
     host.ready().await;
-    let waits = db.enqueue("core", "{}").await;
+    let mut waiting = Vec::new();
+    for (name, _) in &bad {
+        waiting.push(db.enqueue(name, "{}").await);
+    }
     let id = db.enqueue("noop", "{}").await;
     db.becomes(id, "done").await;
+    host.reaches("plugin refused", bad.len()).await;
+    assert!(begun.elapsed() < SOON, "{:?} at the start", begun.elapsed());
     // Live: under other names, and a good one replaced by a bad one.
-    let live: Vec<_> = o_33()
-        .into_iter()
+    let live: Vec<_> = bad
+        .iter()
         .map(|(name, content)| (format!("live-{name}"), content))
         .collect();
+    let begun = Instant::now();
     for (name, content) in &live {
         folder.put(name, content);
+        waiting.push(db.enqueue(name, "{}").await);
     }
-    folder.put("noop", &live[0].1);
-    host.reaches("plugin refused", 2 * o_33().len() + 1).await;
+    folder.put("noop", live[0].1);
+    let all = 2 * bad.len() + 1;
+    host.reaches("plugin refused", all).await;
+    assert!(begun.elapsed() < SOON, "{:?} live", begun.elapsed());
     let id = db.enqueue("noop", "{}").await;
     db.becomes(id, "done").await;
-    assert_eq!(db.state(waits).await, "pending");
+    let records = host.records("plugin refused");
+    let logged = |name: &str| {
+        let record = records.iter().find(|record| record["plugin"] == name);
+        record.unwrap()["reason"].as_str().unwrap().to_owned()
+    };
     let folder_path = folder.path().to_str().unwrap().to_owned();
-    let output = run(
-        None,
-        folder.path(),
-        &["plugins", "list", "--json", "--plugins", &folder_path],
-    );
+    let list = ["plugins", "list", "--json", "--plugins", &folder_path];
+    let output = run(None, folder.path(), &list);
     assert_eq!(output.status.code(), Some(1));
     let states: serde_json::Value = serde_json::from_str(&text(&output.stdout)).unwrap();
+    assert_eq!(states.as_array().unwrap().len(), 1 + 2 * bad.len());
     let mut reasons = std::collections::BTreeSet::new();
-    for (name, _) in o_33() {
-        let state = states
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|state| state["name"] == name)
-            .unwrap();
+    for state in states.as_array().unwrap() {
+        let name = state["name"].as_str().unwrap();
         assert_eq!(state["state"], "refused", "{name}");
-        assert!(
-            reasons.insert(state["reason"].as_str().unwrap().to_owned()),
-            "{name}"
-        );
+        let reason = state["reason"].as_str().unwrap();
+        assert_eq!(reason, logged(name), "{name}");
+        reasons.insert(reason.to_owned());
+    }
+    for (name, _) in o_33() {
+        assert!(reasons.remove(&logged(name)), "{name} has its own reason");
     }
     // The folder was looked at often enough; nothing was said twice.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(host.count("plugin refused"), 2 * o_33().len() + 1);
+    assert_eq!(host.count("plugin refused"), all);
     assert_eq!(host.count("plugin loaded"), 1);
+    for id in waiting {
+        assert_eq!(db.state(id).await, "pending");
+    }
     drop(host);
     db.drop().await;
 }
