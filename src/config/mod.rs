@@ -48,6 +48,10 @@ pub struct Config {
     pub plugins: BTreeMap<String, PluginSettings>,
     /// Jobs by the clock: `[schedules.NAME]`.
     pub schedules: BTreeMap<String, ScheduleSettings>,
+    /// The program of this process, when it is `piecework`: it compiles large components in processes of their own. Without it they
+    /// are compiled in this one.
+    #[serde(skip)]
+    pub program: Option<PathBuf>,
     /// The secrets' values, once [`open_secrets`](Self::open_secrets) has read them.
     #[serde(skip)]
     opened: BTreeMap<String, Secret>,
@@ -163,6 +167,8 @@ pub struct Engine {
     pub gc: bool,
     /// Where compiled components are kept; empty for the usual place, `off` for nowhere.
     pub cache: PathBuf,
+    /// Memory of the process that compiles a large component.
+    pub compile_memory: Size,
 }
 
 impl Default for Engine {
@@ -175,6 +181,7 @@ impl Default for Engine {
             memory: Size(0),
             gc: false,
             cache: PathBuf::new(),
+            compile_memory: Size::mib(2048),
         }
     }
 }

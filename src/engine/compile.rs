@@ -8,6 +8,7 @@ use wasmtime::component::Component;
 
 use super::bindings::HandlerPre;
 use super::host::HostState;
+use super::child::{self, Answer};
 use super::{Engine, cache, hex};
 
 /// Why a file cannot serve.
@@ -73,9 +74,7 @@ impl Engine {
         let cached = kept.is_some();
         let component = match kept {
             Some(component) => component,
-            None => self
-                .translate(&flavour.engine, bytes)
-                .map_err(|error| self.refuse_component(&error))?,
+            None => self.translate(&flavour.engine, bytes, fuel)?,
         };
         let unknown = unknown_imports(&component, &flavour.engine);
         if !unknown.is_empty() {
@@ -101,14 +100,37 @@ impl Engine {
         })
     }
 
-    /// The compiler, for one component at a time. It takes all cores; with 50 jobs a second beside it their median went from 3 to 9 ms
-    /// and none took longer than 150 ms, on threads of a lower priority neither: so they have the usual one.
-    fn translate(&self, engine: &wasmtime::Engine, bytes: &[u8]) -> wasmtime::Result<Component> {
+    /// The compiler, for one component at a time; a large one in a process of its own. It takes all cores; with 50 jobs a second beside
+    /// it their median went from 3 to 9 ms and none took longer than 150 ms, on threads of a lower priority neither: so those of this
+    /// process have the usual one.
+    fn translate(
+        &self,
+        engine: &wasmtime::Engine,
+        bytes: &[u8],
+        fuel: bool,
+    ) -> Result<Component, Refusal> {
         let _one = self
             .compiling
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        Component::new(engine, bytes)
+        let compiler = self.compiler.as_ref();
+        if let Some(compiler) = compiler.filter(|_| bytes.len() >= child::LARGE) {
+            let answer = compiler.compile(&self.settings, fuel, bytes);
+            let failed = match answer {
+                Ok(Answer::Compiled(compiled)) => match cache::deserialize(engine, &compiled) {
+                    Ok(component) => return Ok(component),
+                    Err(error) => error.into(),
+                },
+                Ok(Answer::Invalid(text)) => {
+                    return Err(self.refuse_component(&wasmtime::Error::msg(text)));
+                }
+                // What ended the compiler there would end this process.
+                Ok(Answer::Died(reason)) => return Err(Refusal(reason)),
+                Err(error) => error,
+            };
+            compiler.warn(&failed);
+        }
+        Component::new(engine, bytes).map_err(|error| self.refuse_component(&error))
     }
 
     fn refuse_component(&self, error: &wasmtime::Error) -> Refusal {

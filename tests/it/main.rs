@@ -34,6 +34,7 @@ mod http;
 mod http_connections;
 mod http_requests;
 mod keys;
+mod large;
 mod layers;
 mod lease;
 mod limits;
