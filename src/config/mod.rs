@@ -169,6 +169,8 @@ pub struct Engine {
     pub cache: PathBuf,
     /// Memory of the process that compiles a large component.
     pub compile_memory: Size,
+    /// The longest that it may take.
+    pub compile_timeout: Span,
 }
 
 impl Default for Engine {
@@ -182,6 +184,7 @@ impl Default for Engine {
             gc: false,
             cache: PathBuf::new(),
             compile_memory: Size::mib(2048),
+            compile_timeout: Span::secs(300),
         }
     }
 }

@@ -305,7 +305,10 @@ fn checksum(name: &str, compiled: &[u8]) -> [u8; 32] {
               can write to, and have the checksum that this program wrote over the output of Component::serialize; or they come \
               whole from the pipe of a child that this process started, the same program, in which nothing but the compiler ran"
 )]
-pub(super) fn deserialize(engine: &wasmtime::Engine, compiled: &[u8]) -> wasmtime::Result<Component> {
+pub(super) fn deserialize(
+    engine: &wasmtime::Engine,
+    compiled: &[u8],
+) -> wasmtime::Result<Component> {
     // SAFETY: see the reason above. Whether the engine's settings and version fit is checked by wasmtime.
     unsafe { Component::deserialize(engine, compiled) }
 }

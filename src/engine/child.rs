@@ -17,7 +17,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
@@ -27,8 +26,6 @@ use crate::config;
 /// From this size on a component is large. Starting the child and carrying bytes to and fro costs about 30 ms, compiling a MiB of
 /// code takes a second.
 pub(super) const LARGE: usize = 1024 * 1024;
-/// The longest that one component may be compiled; a language runtime of 18 MB takes 12 s on two cores.
-const LONGEST: Duration = Duration::from_mins(5);
 /// The most that a compiled form may have; it is 2 to 3 times as large as the component, and 48 MB was the largest seen.
 const MAX_COMPILED: u64 = 256 * 1024 * 1024;
 /// How much of the child's last words is kept.
@@ -54,7 +51,6 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) struct Compiler {
     program: PathBuf,
-    longest: Duration,
     warned: AtomicBool,
 }
 
@@ -62,7 +58,6 @@ impl Compiler {
     pub(super) fn new(program: &Path) -> Self {
         Self {
             program: program.to_owned(),
-            longest: LONGEST,
             warned: AtomicBool::new(false),
         }
     }
@@ -93,7 +88,7 @@ impl Compiler {
             .arg("compile-component")
             .arg("--engine")
             .arg(serde_json::to_string(settings)?)
-            // No address of a database and no secret; no file but its three pipes is open in it, since ours all close on exec.
+            // No address of a database, no secret.
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -102,9 +97,13 @@ impl Compiler {
         if fuel {
             command.arg("--fuel");
         }
+        tracing::info!(
+            bytes = bytes.len(),
+            "a large component is compiled in a process of its own"
+        );
         let spawned = command.spawn();
         let child = spawned.with_context(|| format!("start `{}`", self.program.display()))?;
-        converse(child, settings, bytes, self.longest)
+        converse(child, settings, bytes)
     }
 }
 
@@ -125,12 +124,8 @@ enum Said {
     Answer(Answer),
 }
 
-fn converse(
-    mut child: Child,
-    settings: &config::Engine,
-    bytes: &[u8],
-    longest: Duration,
-) -> anyhow::Result<Answer> {
+fn converse(mut child: Child, settings: &config::Engine, bytes: &[u8]) -> anyhow::Result<Answer> {
+    let longest = settings.compile_timeout.0;
     let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     thread::scope(|scope| {
         // Killed before the scope waits for its threads, whatever happens here: then their pipes end.
@@ -143,7 +138,9 @@ fn converse(
         let writer = named("compile-in").spawn_scoped(scope, move || {
             let length = (bytes.len() as u64).to_le_bytes();
             // It may have ended. The pipe stays open: its end would be the child's.
-            let _ = stdin.write_all(&length).and_then(|()| stdin.write_all(bytes));
+            let _ = stdin
+                .write_all(&length)
+                .and_then(|()| stdin.write_all(bytes));
             stdin
         })?;
         let words = named("compile-err").spawn_scoped(scope, move || last_words(stderr))?;
@@ -161,7 +158,7 @@ fn converse(
         match reader.join().unwrap_or(Said::Nothing) {
             Said::Answer(answer) => Ok(answer),
             Said::Greeting if late => Ok(Answer::Died(format!(
-                "compiling it takes more than {}: it is too large or made to be slow",
+                "compiling it takes longer than {}: if you trust it, raise `compile_timeout` under `[engine]` in runner.toml",
                 humantime::format_duration(longest)
             ))),
             Said::Greeting => Ok(Answer::Died(cause(status, &words, settings))),
@@ -232,7 +229,8 @@ fn cause(status: ExitStatus, words: &str, settings: &config::Engine) -> String {
     format!("the compiler {ended} while compiling it{words}")
 }
 
-/// The child's side: one component from `input`, the answer to `output`.
+/// The child's side: one component from `input`, the answer to `output`. For a process that does nothing else: all other files in it
+/// are closed.
 ///
 /// # Errors
 /// When it cannot limit itself, or nobody reads its answer.
@@ -242,6 +240,7 @@ pub fn compile_for_parent(
     mut input: impl Read + Send + 'static,
     mut output: impl Write,
 ) -> anyhow::Result<()> {
+    close_inherited();
     limit(settings)?;
     let engine = super::compiler(settings, fuel)?;
     output.write_all(GREETING)?;
@@ -274,6 +273,25 @@ pub fn compile_for_parent(
 fn end_with(mut input: impl Read) {
     let _ = input.read(&mut [0]);
     std::process::exit(1);
+}
+
+/// Closes all but the three pipes. Files of the parent close by themselves; those that the parent itself was started with may not.
+#[expect(
+    unsafe_code,
+    reason = "close ends what may belong to somebody: in a process that has only parsed its arguments nobody has a file"
+)]
+fn close_inherited() {
+    // All numbers before the first is closed: one of them is this folder's.
+    let open: Vec<i32> = std::fs::read_dir("/dev/fd")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    let still = |file: &i32| std::fs::symlink_metadata(format!("/dev/fd/{file}")).is_ok();
+    for file in open.into_iter().filter(|file| *file > 2 && still(file)) {
+        // SAFETY: see the reason above.
+        unsafe { rustix::io::close(file) };
+    }
 }
 
 /// Of what is allowed it takes less, and never more.

@@ -7,8 +7,8 @@ use sha2::{Digest, Sha256};
 use wasmtime::component::Component;
 
 use super::bindings::HandlerPre;
-use super::host::HostState;
 use super::child::{self, Answer};
+use super::host::HostState;
 use super::{Engine, cache, hex};
 
 /// Why a file cannot serve.

@@ -1,73 +1,87 @@
-//! Large components are compiled in a process of their own, and jobs go on as if nothing were.
+//! A large component comes while jobs run, and comes back quickly after a restart.
 
-use std::path::Path;
-use std::time::Instant;
+use std::time::Duration;
 
-use piecework::config::Config;
-use piecework::engine::{Engine, Handler, Refusal};
+use super::support::db::Db;
+use super::support::guests::Folder;
+use super::support::process::{Host, SHORT};
+use super::support::{large, until};
 
-use super::support::large::{self, module, noop_with, ordinary};
+/// Jobs that did not end well, or not on their first attempt.
+const BAD: &str = "select count(*) from piecework.job_history where state <> 'done' or attempt > 1 or attempts is not null";
 
-fn engine(settings: &str, program: Option<&str>) -> Engine {
-    let settings = format!("[engine]\ncache = 'off'\n{settings}");
-    let mut config = Config::parse(&settings, Path::new("runner.toml")).unwrap();
-    config.program = program.map(Into::into);
-    Engine::new(&config, 1).unwrap()
-}
-
-fn compile(component: &[u8], settings: &str, fuel: bool) -> Result<Handler, Refusal> {
-    let begun = Instant::now();
-    let program = Some(env!("CARGO_BIN_EXE_piecework"));
-    let answer = engine(settings, program).compile(component, fuel);
-    eprintln!(
-        "{} bytes: {:?}, {:?}",
-        component.len(),
-        answer.as_ref().map(Handler::version),
-        begun.elapsed()
-    );
-    answer
-}
-
-#[test]
-fn measure() {
-    let large = large::component();
-    compile(&large, "", false).unwrap();
-    let begun = Instant::now();
-    engine("", None).compile(&large, false).unwrap();
-    eprintln!("here: {:?}", begun.elapsed());
-    for code in [40, 400, 1000] {
-        let bodies: Vec<_> = (0..code).map(|n| ordinary(n, 40)).collect();
-        let component = noop_with(&module(&bodies, 1_000_000));
-        compile(&component, "", false).unwrap();
-        let begun = Instant::now();
-        engine("", None).compile(&component, false).unwrap();
-        eprintln!("here: {:?}", begun.elapsed());
-    }
-}
-
-#[test]
-fn bombs() {
-    let which = std::env::var("BOMB").unwrap_or_default();
-    let bodies = match which.as_str() {
-        "tiny" => vec![vec![0x20, 0, 0x0b]; 500_000],
-        "body" => vec![ordinary(0, 250_000)],
-        "nest" => {
-            let depth = 2_000_000;
-            let mut body = [0x02, 0x40].repeat(depth);
-            body.extend(vec![0x0b; depth]);
-            body.extend([0x20, 0, 0x0b]);
-            vec![body]
+#[tokio::test]
+async fn process_a_large_component_is_compiled_while_jobs_run_and_once() {
+    let db = Db::new().await;
+    let plugins = Folder::with(&[("noop", "noop")]);
+    let compiled = Folder::new();
+    let cache = compiled.path().join("compiled");
+    let settings = format!("{SHORT}[engine]\ncache = '{}'\n", cache.display());
+    let mut host = Host::start(&db, plugins.path(), &settings);
+    host.ready().await;
+    plugins.put("large", &large::component());
+    let mut jobs = 0;
+    let loaded = until("the large component", || async {
+        // Half of the lease of 5 s: it is renewed every second.
+        let late =
+            "select count(*) from piecework.runner where lease_until < now() + interval '2.5 s'";
+        assert_eq!(db.number(late).await, 0);
+        let records = host.records("plugin loaded");
+        records
+            .into_iter()
+            .find(|record| record["plugin"] == "large")
+    });
+    let flow = async {
+        loop {
+            jobs += db.enqueue_times(10, "noop", "{}").await.len();
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        "loops" => {
-            let depth = 200_000;
-            let mut body = [0x03, 0x40, 0x20, 0, 0x0d, 0].repeat(depth);
-            body.extend(vec![0x0b; depth]);
-            body.extend([0x20, 0, 0x0b]);
-            vec![body]
-        }
-        _ => return,
     };
-    let component = noop_with(&module(&bodies, 0));
-    let answer = compile(&component, "", false);
-    eprintln!("{answer:?}");
+    let loaded = tokio::select! {
+        loaded = loaded => loaded,
+        () = flow => unreachable!(),
+    };
+    assert_eq!(loaded["cached"], false);
+    let compile_ms = loaded["compile_ms"].as_u64().unwrap();
+    let waited = "select coalesce(percentile_disc(array[0.5, 0.99, 1]) within group (order by extract(epoch from started_at - due_at) * 1000)::text, '') \
+                  from piecework.job_history where job_type = 'noop'";
+    eprintln!("compiled in {compile_ms} ms beside {jobs} jobs");
+    let large = db.enqueue("large", "{}").await;
+    db.becomes(large, "done").await;
+    db.until(0, "select count(*) from piecework.job").await;
+    let waited: String = sqlx::query_scalar(waited)
+        .fetch_one(&db.pool)
+        .await
+        .unwrap();
+    eprintln!("pick-up p50, p99, max in ms: {waited}");
+    assert!(jobs > 0);
+    assert_eq!(db.number(BAD).await, 0);
+    for bad in [
+        "the lease is lost: its handlers were stopped, others may run their jobs",
+        "the lease could not be renewed",
+    ] {
+        assert_eq!(host.count(bad), 0, "{bad}");
+    }
+    // It was compiled elsewhere.
+    assert_eq!(
+        host.count("a large component is compiled in a process of its own"),
+        1
+    );
+    host.signal(rustix::process::Signal::TERM);
+    host.ended().await;
+
+    let host = Host::start(&db, plugins.path(), &settings);
+    host.ready().await;
+    let records = host.records("plugin loaded");
+    let again = records.iter().find(|record| record["plugin"] == "large");
+    let again = again.expect("loaded before it registers");
+    assert_eq!(again["cached"], true);
+    // Half a second is what it should be where nothing else runs.
+    let again = again["compile_ms"].as_u64().unwrap();
+    eprintln!("from the cache in {again} ms");
+    assert!(again < 2000, "{again} ms");
+    let large = db.enqueue("large", "{}").await;
+    db.becomes(large, "done").await;
+    drop(host);
+    db.drop().await;
 }

@@ -13,6 +13,7 @@ mod cache;
 mod cancel;
 mod chaos;
 mod checkpoints;
+mod child;
 mod claim;
 mod claims;
 mod cli;
