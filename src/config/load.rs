@@ -130,6 +130,18 @@ impl Config {
                 "`database.connections` must be 3 or more: two for claims and results, one for the lease and all else",
             );
         }
+        if self.engine.compile_memory.0 < 256 * 1024 * 1024 {
+            return wrong(
+                "engine.compile_memory",
+                "`engine.compile_memory` must be 256MiB or more: the compiler itself takes some",
+            );
+        }
+        if self.engine.compile_timeout.0.is_zero() {
+            return wrong(
+                "engine.compile_timeout",
+                "`engine.compile_timeout` must be more than 0: no large component would be compiled",
+            );
+        }
         // Enqueue leaves the runners asleep for jobs that are due in 10 s or later; polls are jittered by a fifth.
         if runner.poll.0 > Duration::from_secs(8) {
             return wrong(

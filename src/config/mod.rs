@@ -52,6 +52,10 @@ pub struct Config {
     pub plugins: BTreeMap<String, PluginSettings>,
     /// Jobs by the clock: `[schedules.NAME]`.
     pub schedules: BTreeMap<String, ScheduleSettings>,
+    /// The program of this process, when it is `piecework`: it compiles large components in processes of their own. Without it they
+    /// are compiled in this one.
+    #[serde(skip)]
+    pub program: Option<PathBuf>,
     /// The secrets' values, once [`open_secrets`](Self::open_secrets) has read them.
     #[serde(skip)]
     opened: BTreeMap<String, Secret>,
@@ -194,6 +198,10 @@ pub struct Engine {
     pub gc: bool,
     /// Where compiled components are kept; empty for the usual place, `off` for nowhere.
     pub cache: PathBuf,
+    /// Memory of the process that compiles a large component.
+    pub compile_memory: Size,
+    /// The longest that it may take.
+    pub compile_timeout: Span,
 }
 
 impl Default for Engine {
@@ -206,6 +214,8 @@ impl Default for Engine {
             memory: Size(0),
             gc: false,
             cache: PathBuf::new(),
+            compile_memory: Size::mib(2048),
+            compile_timeout: Span::secs(300),
         }
     }
 }

@@ -307,9 +307,13 @@ fn checksum(name: &str, compiled: &[u8]) -> [u8; 32] {
 #[expect(
     unsafe_code,
     reason = "deserialize runs what it is given: these bytes were read once, from a file of this user in a folder that only this user \
-              can write to, and have the checksum that this program wrote over the output of Component::serialize"
+              can write to, and have the checksum that this program wrote over the output of Component::serialize; or they come \
+              whole from the pipe of a child that this process started, the same program, in which nothing but the compiler ran"
 )]
-fn deserialize(engine: &wasmtime::Engine, compiled: &[u8]) -> wasmtime::Result<Component> {
+pub(super) fn deserialize(
+    engine: &wasmtime::Engine,
+    compiled: &[u8],
+) -> wasmtime::Result<Component> {
     // SAFETY: see the reason above. Whether the engine's settings and version fit is checked by wasmtime.
     unsafe { Component::deserialize(engine, compiled) }
 }
