@@ -15,11 +15,13 @@ use crate::engine::{Grants, Handler};
 mod fleet;
 mod folder;
 mod load;
+mod refit;
 mod registry;
 mod shelf;
 mod state;
 
 pub use load::{Load, Loaded};
+pub use refit::{Refit, Refitted, refit};
 pub use registry::{Canary, Registry, Served};
 pub use shelf::{Shelf, require_folder};
 pub use state::{PluginState, Source, State};
