@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod layers;
 mod load;
+mod reload;
 mod schedules;
 mod secrets;
 mod source;

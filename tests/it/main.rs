@@ -61,6 +61,7 @@ mod schedules;
 mod schedules_cli;
 mod schedules_settings;
 mod secrets;
+mod settings;
 mod spinners;
 mod sql;
 mod status;
