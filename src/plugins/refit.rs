@@ -89,6 +89,14 @@ impl Refit {
 
     fn make(&self, engine: &Engine) -> Result<Arc<Plugin>, String> {
         let (rules, old) = (&self.rules, &self.old);
+        let pins = rules.trust.pins.as_ref();
+        if pins.is_some_and(|pins| !pins.0.contains(&old.handler.digest())) {
+            return Err(format!(
+                "{} pins another component than the version {} that serves: bring in that one first, or pin both meanwhile",
+                rules.trust.pins_at,
+                old.handler.version()
+            ));
+        }
         let handler = if self.compiles() {
             self.compile(engine)?
         } else {
