@@ -100,9 +100,7 @@ fn differ(at: &str, one: &Table, other: &Table, keys: &mut Vec<String>) {
                 differ(&key, one, other, keys);
             }
             // A section that is new or gone: by the keys that it has.
-            (Some(Value::Table(table)), None) | (None, Some(Value::Table(table)))
-                if !table.is_empty() =>
-            {
+            (Some(Value::Table(table)), None) | (None, Some(Value::Table(table))) => {
                 differ(&key, table, &nothing, keys);
             }
             (one, other) if one != other => keys.push(key),

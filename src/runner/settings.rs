@@ -114,12 +114,12 @@ pub(super) async fn watch(shared: Arc<Shared>, file: SettingsFile, plugins: mpsc
         again = None;
         match apply(&shared, &file, &now.text, &plugins).await {
             Ok(changed) => {
-                said.clear();
                 if !changed.is_empty() {
                     tracing::info!(changed = changed.join(", "), "settings reloaded");
-                } else if asked {
+                } else if asked || !said.is_empty() {
                     tracing::info!("settings read again, nothing has changed");
                 }
+                said.clear();
             }
             Err(refused) => {
                 let reason = match refused {

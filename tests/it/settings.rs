@@ -105,8 +105,14 @@ impl Bed {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_new_limits_and_rules_hold_for_attempts_that_begin_later() {
     let server = Server::plain().await;
-    let before = "[plugins.probe]\ntimeout = '20s'\n";
-    let mut bed = Bed::new("200ms", &[("probe", "probe")], before).await;
+    let before =
+        "[plugins.probe]\ntimeout = '20s'\n[plugins.mail]\nstarts = 1\nstarts_per = '1h'\n";
+    let mut bed = Bed::new("200ms", &[("probe", "probe"), ("mail", "noop")], before).await;
+    let mail = [
+        bed.db.enqueue("mail", "{}").await,
+        bed.db.enqueue("mail", "{}").await,
+    ];
+    bed.db.becomes(mail[0], "done").await;
     let call = json!({ "do": "http", "url": server.url("/no-content") });
     assert!(bed.result("probe", &call).await.contains("denied"));
     let nap = bed
@@ -116,14 +122,16 @@ async fn process_new_limits_and_rules_hold_for_attempts_that_begin_later() {
     bed.db.becomes(nap, "running").await;
 
     bed.write(&format!(
-        "[plugins.probe]\ntimeout = '1s'\nconcurrency = 2\nhttp.allow = [{{ to = \"{}\", private = true }}]\n",
+        "[plugins.probe]\ntimeout = '1s'\nconcurrency = 2\nhttp.allow = [{{ to = \"{}\", private = true }}]\n[plugins.mail]\nstarts = 2\nstarts_per = '1h'\n",
         server.origin()
     ));
     assert_eq!(
         bed.reloaded().await,
-        "plugins.probe.concurrency, plugins.probe.http.allow, plugins.probe.timeout"
+        "plugins.mail.starts, plugins.probe.concurrency, plugins.probe.http.allow, plugins.probe.timeout"
     );
     assert_eq!(bed.db.state(nap).await, "running");
+    // A limit that was met an hour ahead does not hold any more.
+    bed.db.becomes(mail[1], "done").await;
     assert!(bed.result("probe", &call).await.contains("204"));
     let error = bed.timeout_of_probe().await;
     assert!(error.contains("1s") || error.contains("1 s"), "{error}");
@@ -189,8 +197,11 @@ async fn process_a_secret_that_rotates_in_its_file_is_used_next_and_shown_nowher
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_new_settings_are_refused_as_a_whole_and_read_at_once_on_sighup() {
-    let before = "[plugins.probe]\ntimeout = '3s'\nmemory = '64MiB'\n";
-    let mut bed = Bed::new("1h", &[("probe", "probe")], before).await;
+    let before =
+        "[plugins.probe]\ntimeout = '3s'\nmemory = '64MiB'\n[plugins.heavy]\nmemory = '64KiB'\n";
+    let guests = [("probe", "probe"), ("heavy", "probe")];
+    let mut bed = Bed::new("1h", &guests, before).await;
+    let heavy = bed.db.enqueue("heavy", r#"{"do": "ok"}"#).await;
     // A good change beside a key that is not known.
     bed.write("[plugins.probe]\ntimeout = '1s'\nmemroy = '1MiB'\n");
     bed.host.signal(Signal::HUP);
@@ -216,7 +227,12 @@ async fn process_new_settings_are_refused_as_a_whole_and_read_at_once_on_sighup(
     // What cannot change is named, the rest holds.
     bed.write("[plugins.probe]\ntimeout = '1s'\nmemory = '64MiB'\n[engine]\ngc = true\n");
     bed.host.signal(Signal::HUP);
-    assert_eq!(bed.reloaded().await, "plugins.probe.timeout");
+    assert_eq!(
+        bed.reloaded().await,
+        "plugins.heavy.memory, plugins.probe.timeout"
+    );
+    // What was refused for its limits is tried again.
+    bed.db.becomes(heavy, "done").await;
     let said = bed.host.says("some settings change only when").await;
     assert!(said.contains("\"keys\":\"engine.gc\""), "{said}");
     let error = bed.timeout_of_probe().await;
