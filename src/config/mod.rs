@@ -410,7 +410,7 @@ impl Config {
                 follow_ups: count(all.follow_ups),
             },
             http: self.http_rules(name, own, &all.http),
-            trust: self.trust_rules(name, own.sha256.as_ref()),
+            trust: self.trust_rules(name),
             config: own.config.clone(),
             secrets: own
                 .secrets

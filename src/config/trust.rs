@@ -45,10 +45,17 @@ pub struct TrustRules {
 }
 
 impl Config {
-    pub(super) fn trust_rules(&self, name: &str, pins: Option<&Pins>) -> TrustRules {
+    /// A component without a section that serves a job type of one is held against the pins of that: else a pin of `[plugins.a]` with
+    /// `job_types = ["mail"]` would keep nobody from serving `mail` as `mail.wasm`.
+    pub(super) fn trust_rules(&self, name: &str) -> TrustRules {
+        let name = match self.plugins.contains_key(name) {
+            true => name,
+            false => self.plugin_of(name),
+        };
+        let pins = self.plugins.get(name).and_then(|own| own.sha256.clone());
         let place = |key| self.source.place(&["trust", key]);
         TrustRules {
-            pins: pins.cloned(),
+            pins,
             pins_at: self.source.place(&["plugins", name, "sha256"]),
             require_signature: self.trust.require_signature,
             require_at: place("require_signature"),

@@ -332,6 +332,27 @@ fn a_pin_holds_before_the_compiler_and_whatever_the_cache_has() {
 }
 
 #[test]
+fn a_pin_holds_for_a_file_of_another_name_that_serves_the_type() {
+    let noop = guests::bytes("noop");
+    let pin = |bytes: &[u8]| hex(&digest(bytes));
+    let settings = |bytes: &[u8]| {
+        format!(
+            "[plugins.letters]\njob_types = ['mail']\nsha256 = '{}'\n",
+            pin(bytes)
+        )
+    };
+    let mut bed = Bed::new(&settings(b"another"));
+    bed.files.put("mail", &noop);
+    bed.settle();
+    assert!(bed.refused().contains("`sha256` under `[plugins.letters]`"));
+    assert_eq!(bed.serves(), None);
+    bed.config = config(&settings(&noop));
+    bed.files.put("mail", &noop);
+    bed.settle();
+    assert_eq!(bed.serves(), Some(digest(&noop)));
+}
+
+#[test]
 fn releases_of_the_fleet_are_held_against_the_same_pins_and_keys() {
     let (ours, theirs) = (keys(), keys());
     let (noop, flaky) = (guests::bytes("noop"), guests::bytes("flaky"));
