@@ -8,8 +8,7 @@ use serde::Serialize;
 use super::{Ending, print};
 use crate::config::Config;
 use crate::engine::{Engine, Handler, Item, Lack, Refusal, Shape, digest, hex};
-use crate::plugins::read_signature;
-use crate::trust;
+use crate::plugins::{read_signature, vet};
 
 /// What is found out about a file.
 #[derive(Debug, Default, Serialize)]
@@ -110,11 +109,8 @@ impl Answer {
         }
         let rules = config.plugin(&self.name);
         let signature = read_signature(file, &rules.trust)?;
-        let trusted = trust::check(&bytes, signature.as_deref(), &rules.trust)
-            .map_err(|distrust| Refusal::new(distrust.cause, distrust.remedy))?;
+        let (handler, trusted) = vet(engine, &self.name, &rules, &bytes, signature.as_deref())?;
         (self.pinned, self.signed) = (trusted.pinned, trusted.signed);
-        let handler = engine.compile(&bytes, rules.limits.fuel.is_some())?;
-        engine.check_start(&self.name, &handler, &rules)?;
         Ok(handler)
     }
 

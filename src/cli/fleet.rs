@@ -12,6 +12,7 @@ use super::{Ending, Misuse, print};
 use crate::config::Config;
 use crate::engine::{Engine, hex};
 use crate::job::RunnerId;
+use crate::plugins::vet;
 use crate::store::{
     AutoRollback, Change, Changed, Digest, LARGEST_COMPONENT, ReleaseLine, RunnerPlugins, Store,
 };
@@ -244,7 +245,7 @@ impl Push {
         let job_type = self.job_type(config)?;
         let signature = self.signature()?;
         if !self.no_check
-            && let Err(reason) = check(config, &job_type, &bytes)
+            && let Err(reason) = check(config, &job_type, &bytes, signature.as_deref())
         {
             anyhow::bail!(
                 "{file} is refused, and nothing was stored (--no-check stores it all the same): {reason}"
@@ -372,13 +373,16 @@ impl Push {
 }
 
 /// As a runner with these settings would.
-fn check(config: &Config, job_type: &str, bytes: &[u8]) -> Result<(), String> {
+fn check(
+    config: &Config,
+    job_type: &str,
+    bytes: &[u8],
+    signature: Option<&str>,
+) -> Result<(), String> {
     let name = config.plugin_of(job_type);
-    let rules = config.plugin(name);
     let engine = Engine::new(config, 1).map_err(|error| format!("{error:#}"))?;
-    engine
-        .compile(bytes, rules.limits.fuel.is_some())
-        .and_then(|handler| engine.check_start(name, &handler, &rules))
+    vet(&engine, name, &config.plugin(name), bytes, signature)
+        .map(drop)
         .map_err(|refusal| refusal.to_string())
 }
 

@@ -7,7 +7,7 @@ use super::fleet::{ReleaseLoad, ReleaseLoaded};
 use super::folder::{FileLoad, FileLoaded};
 use super::{Plugin, Source};
 use crate::config::{Config, PluginRules};
-use crate::engine::{Engine, Refusal};
+use crate::engine::{Engine, Handler, Refusal};
 use crate::store::Digest;
 use crate::trust::{self, Trusted};
 
@@ -76,6 +76,24 @@ pub(super) fn trusted(
         .map_err(|distrust| Refusal::new(distrust.cause, distrust.remedy))
 }
 
+/// A component as this plugin: let in, compiled, and able to start. Runners and commands that check ask the same.
+///
+/// # Errors
+/// Says why it cannot serve, and what to do.
+pub fn vet(
+    engine: &Engine,
+    name: &str,
+    rules: &PluginRules,
+    bytes: &[u8],
+    signature: Option<&str>,
+) -> Result<(Handler, Trusted), Refusal> {
+    // Before the compiler sees it, and before the cache is asked.
+    let trusted = trusted(bytes, signature, rules)?;
+    let handler = engine.compile(bytes, rules.limits.fuel.is_some())?;
+    engine.check_start(name, &handler, rules)?;
+    Ok((handler, trusted))
+}
+
 /// Makes a plugin of a component.
 pub(super) fn make(
     engine: &Engine,
@@ -86,12 +104,9 @@ pub(super) fn make(
     signature: Option<&str>,
 ) -> Result<Made, Refusal> {
     let rules = config.plugin(name);
-    // Before the compiler sees it, and before the cache is asked.
-    trusted(bytes, signature, &rules)?;
     let started = Instant::now();
-    let handler = engine.compile(bytes, rules.limits.fuel.is_some())?;
+    let (handler, _) = vet(engine, name, &rules, bytes, signature)?;
     let compile_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    engine.check_start(name, &handler, &rules)?;
     let plugin = Plugin {
         source,
         name: name.to_owned(),
