@@ -43,7 +43,7 @@ impl Dev {
                 signals.next().await;
                 return Ok(Ending::Done);
             }
-            serve(config, store, signals).await
+            Box::pin(serve(config, store, signals)).await
         });
         // The server stops last, whatever happened.
         if let Some(cluster) = cluster {

@@ -65,7 +65,7 @@ impl Run {
                 // Nothing was begun yet.
                 () = signals.next() => return Ok(Ending::Done),
             };
-            serve(config, store, signals).await
+            Box::pin(serve(config, store, signals)).await
         })
     }
 }
