@@ -52,7 +52,7 @@ impl Dev {
                 signals.next().await;
                 return Ok(Ending::Done);
             }
-            serve(config, file, store, signals).await
+            Box::pin(serve(config, file, store, signals)).await
         });
         // The server stops last, whatever happened.
         if let Some(cluster) = cluster {

@@ -68,7 +68,7 @@ impl Run {
                 // Nothing was begun yet.
                 () = signals.next() => return Ok(Ending::Done),
             };
-            serve(config, file, store, signals).await
+            Box::pin(serve(config, file, store, signals)).await
         })
     }
 }

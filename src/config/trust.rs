@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn keys_are_read_with_the_settings_and_never_shown_when_wrong() {
-        let good = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+        let good = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
+        let good = good.pk.to_base64();
         let config = parse(&format!(
             "[trust]\nkeys = ['{good}']\nrequire_signature = true\n"
         ));

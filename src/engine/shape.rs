@@ -46,21 +46,24 @@ impl Shape {
         let (mut imports, mut exports) = (Vec::new(), Vec::new());
         for payload in Parser::new(0).parse_all(bytes) {
             let payload = payload.map_err(|error| invalid(&error))?;
-            match &payload {
-                Payload::Version { .. } => depth += 1,
-                Payload::End(_) => depth = depth.saturating_sub(1),
-                Payload::ModuleSection { .. } => code = true,
-                Payload::ComponentImportSection(section) if depth == 1 => {
-                    for import in section.clone() {
-                        imports.push(import.map_err(|error| invalid(&error))?.name.name);
-                    }
+            if let Payload::Version { .. } = &payload {
+                depth += 1;
+            } else if let Payload::End(_) = &payload {
+                depth = depth.saturating_sub(1);
+            } else if let Payload::ModuleSection { .. } = &payload {
+                code = true;
+            } else if depth == 1
+                && let Payload::ComponentImportSection(section) = &payload
+            {
+                for import in section.clone() {
+                    imports.push(import.map_err(|error| invalid(&error))?.name.name);
                 }
-                Payload::ComponentExportSection(section) if depth == 1 => {
-                    for export in section.clone() {
-                        exports.push(export.map_err(|error| invalid(&error))?.name.name);
-                    }
+            } else if depth == 1
+                && let Payload::ComponentExportSection(section) = &payload
+            {
+                for export in section.clone() {
+                    exports.push(export.map_err(|error| invalid(&error))?.name.name);
                 }
-                _ => {}
             }
             let seen = validator
                 .payload(&payload)
