@@ -150,6 +150,13 @@ impl Engine {
                 "set `gc = true` under `[engine]` in runner.toml",
             );
         }
+        // What validation finds inside of functions.
+        if let Some(fault) = text.strip_prefix("Invalid input WebAssembly code ") {
+            return Refusal::new(
+                format!("it is no valid component: {fault}"),
+                "build it again; if the file was copied, compare its checksum with that of the original",
+            );
+        }
         Refusal::new(
             format!("the engine does not take it: {text}"),
             "build it for the target wasm32-wasip2 without experimental features of WebAssembly",
