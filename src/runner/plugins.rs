@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
 use crate::engine::hex;
@@ -80,13 +81,16 @@ pub(super) async fn aside<T: Send + 'static>(
         .context("the thread of the plugins folder failed")
 }
 
+/// The file system may tell of thousands of changes a second.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
 /// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
 /// and what serves goes on serving.
 pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
-    let mut looks = interval(shared.config().runner.plugins_interval.0);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick comes at once, and the folder has just been looked at.
-    looks.tick().await;
+    // The folder has just been looked at.
+    let hint = shelf.watch();
+    let mut looked = Instant::now();
+    let mut next_look = looked + shared.config().runner.plugins_interval.0;
     let mut wants = shared.wants.subscribe();
     let mut loading: Option<Pin<Box<dyn Future<Output = anyhow::Result<Loaded>> + Send>>> = None;
     loop {
@@ -106,15 +110,27 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
                 let wanted = wants.borrow_and_update().clone();
                 Ok(shelf.want(wanted.unwrap_or_default(), &shared.registry))
             }
-            _ = looks.tick() => {
+            () = hint.notified(), if next_look > looked + BETWEEN_LOOKS => {
+                next_look = looked + BETWEEN_LOOKS;
+                Ok(false)
+            }
+            () = sleep_until(next_look) => {
                 let looker = shared.clone();
                 // A folder on a network may take its time.
                 let look = aside(move || {
-                    let changed = shelf.look(&looker.registry);
+                    let changed = shelf.look(&looker.config(), &looker.registry);
+                    shelf.watch();
                     (shelf, changed)
                 });
                 let Ok((back, changed)) = look.await else { break };
                 shelf = back;
+                looked = Instant::now();
+                let interval = shared.config().runner.plugins_interval.0;
+                let wait = match changed {
+                    Ok(_) => shelf.next_look().map_or(interval, |wait| wait.min(interval)),
+                    Err(_) => interval,
+                };
+                next_look = looked + wait.max(Duration::from_millis(20));
                 changed
             }
         };
