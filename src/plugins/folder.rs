@@ -1,13 +1,16 @@
 //! The plugins folder. It is compared by what the paths resolve to and by content, so that symlink swaps, renames and network file
 //! systems work; a file that changes is taken once it has stopped changing.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, Metadata, OpenOptions};
+use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::fs::OFlags;
 
 use super::load::{Made, make, trusted};
 use super::signature::{path_of, read_signature};
@@ -22,8 +25,12 @@ pub(super) struct Folder {
     path: PathBuf,
     files: BTreeMap<String, File>,
     scanned: bool,
+    /// How long a file must have stayed the same before it is taken.
+    settle: Duration,
     /// Which file serves each job type.
     offered: HashMap<JobType, String>,
+    /// The conflicts that a warning has been given of.
+    warned: BTreeMap<String, Vec<String>>,
 }
 
 /// Of the file, and of its signature if it has one.
@@ -36,8 +43,12 @@ type Stamp = (u64, i64, i64, u64, u64);
 #[derive(Debug)]
 struct File {
     path: PathBuf,
+    /// The job types that it is for.
+    claims: Vec<String>,
     seen: Fingerprint,
-    /// It was the same the last two times.
+    /// Since when it has been the same.
+    since: Instant,
+    /// It has been the same for long enough.
     steady: bool,
     /// The fingerprint that `digest` and the outcome below belong to.
     loaded: Option<Fingerprint>,
@@ -84,7 +95,7 @@ impl Folder {
     ///
     /// # Errors
     /// When it is not there.
-    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+    pub(super) fn open(path: &Path, settle: Duration) -> anyhow::Result<Self> {
         if !path.is_dir() {
             anyhow::bail!(
                 "the plugins folder `{}` is not there: create it and put the .wasm files of your handlers in, or set `plugins_folder` under `[runner]` in runner.toml",
@@ -95,7 +106,9 @@ impl Folder {
             path: path.into(),
             files: BTreeMap::new(),
             scanned: false,
+            settle,
             offered: HashMap::new(),
+            warned: BTreeMap::new(),
         })
     }
 
@@ -103,14 +116,17 @@ impl Folder {
     ///
     /// # Errors
     /// When the folder cannot be read; what serves goes on serving.
-    pub(super) fn look(&mut self) -> anyhow::Result<bool> {
+    pub(super) fn look(&mut self, config: &Config) -> anyhow::Result<bool> {
         let found = self.list()?;
+        let now = Instant::now();
         let mut changed = self.files.len() != found.len();
         self.files.retain(|name, _| found.contains_key(name));
         for (name, (path, fingerprint)) in found {
             let file = self.files.entry(name.clone()).or_insert_with(|| File {
                 path: path.clone(),
-                // At the start nothing is being copied in; later a new file must stay the same for one interval.
+                claims: Vec::new(),
+                since: now,
+                // At the start nothing is being copied in; later a new file must stay the same for a while.
                 seen: if self.scanned {
                     Fingerprint::default()
                 } else {
@@ -125,12 +141,36 @@ impl Folder {
                 plugin: None,
             });
             let waited = file.waits();
-            file.steady = file.seen == fingerprint;
+            file.claims = config.plugin(&name).job_types;
+            let same = file.seen == fingerprint;
+            if !same {
+                file.since = now;
+            }
             file.seen = fingerprint;
+            file.steady = same
+                && (file.steady
+                    || !self.scanned
+                    || now.saturating_duration_since(file.since) >= self.settle);
             changed |= file.waits() && !waited;
         }
         changed |= !std::mem::replace(&mut self.scanned, true);
         Ok(changed)
+    }
+
+    /// In what time the next look is worth it, when a file has been seen to change: it may be complete by then.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        let moving = self.files.values().filter(|file| !file.steady);
+        let since = moving.map(|file| file.since).min()?;
+        Some(self.settle.saturating_sub(since.elapsed()))
+    }
+
+    /// The folders in which a change may be one of a file: this one, and those that links lead to.
+    pub(super) fn places(&self) -> BTreeSet<PathBuf> {
+        let files = self.files.values().map(|file| &file.path);
+        let linked = files
+            .filter(|path| path.is_symlink())
+            .filter_map(|path| Some(fs::canonicalize(path).ok()?.parent()?.to_owned()));
+        linked.chain(fs::canonicalize(&self.path).ok()).collect()
     }
 
     /// The files to be loaded now.
@@ -168,12 +208,18 @@ impl Folder {
 
     /// How each file stands, but for what the fleet changes about it.
     pub(super) fn states(&self, config: &Config) -> Vec<PluginState> {
-        let conflicts = self.conflicts();
+        let (conflicts, all) = (
+            self.conflicts(File::has_loaded),
+            self.conflicts(File::counts),
+        );
         self.files
             .iter()
             .map(|(name, file)| {
                 let job_types = config.plugin(name).job_types;
                 let conflict = job_types.iter().find_map(|job_type| {
+                    // A file that may turn out to be no good does not touch the one that serves.
+                    let serves = self.offered.get(&JobType::from(job_type.as_str())) == Some(name);
+                    let conflicts = if serves { &conflicts } else { &all };
                     let names = conflicts.get(job_type.as_str())?;
                     names.contains(&name.as_str()).then(|| {
                         format!("the job type `{job_type}` is claimed by {}: set `job_types` under `[plugins.NAME]`, or remove all but one", names.join(", "))
@@ -226,23 +272,20 @@ impl Folder {
                 continue;
             };
             if metadata.is_file() {
-                let signature = fs::metadata(path_of(&path)).ok();
-                let fingerprint = (stamp(&metadata), signature.as_ref().map(stamp));
-                found.insert(name.to_owned(), (path.clone(), fingerprint));
+                found.insert(
+                    name.to_owned(),
+                    (path.clone(), fingerprint(&path, &metadata)),
+                );
             }
         }
         Ok(found)
     }
 
-    /// Job types that more than one file claims, with the files.
-    fn conflicts(&self) -> HashMap<&str, Vec<&str>> {
+    /// Job types that more than one of these files claims, with the files.
+    fn conflicts(&self, counts: impl Fn(&File) -> bool) -> HashMap<&str, Vec<&str>> {
         let mut claims: HashMap<&str, Vec<&str>> = HashMap::new();
-        for (name, file) in &self.files {
-            for job_type in file
-                .plugin
-                .iter()
-                .flat_map(|plugin| &plugin.rules.job_types)
-            {
+        for (name, file) in self.files.iter().filter(|(_, file)| counts(file)) {
+            for job_type in file.claims() {
                 claims.entry(job_type).or_default().push(name);
             }
         }
@@ -250,9 +293,10 @@ impl Folder {
         claims
     }
 
-    /// What the folder has for each job type. Two files for one job type: the one that serves it stays, else neither serves.
+    /// What the folder has for each job type. Two files for one job type: the one that serves it stays, else neither serves. A file
+    /// that is still to be loaded counts, so that it does not matter which of two new ones is loaded first.
     pub(super) fn offer(&mut self) -> HashMap<JobType, Arc<Plugin>> {
-        let conflicts = self.conflicts();
+        let conflicts = self.conflicts(File::counts);
         let mut offer = HashMap::new();
         for plugin in self.files.values().filter_map(|file| file.plugin.as_ref()) {
             for job_type in &plugin.rules.job_types {
@@ -260,12 +304,6 @@ impl Folder {
                 let incumbent = self.offered.get(&key) == Some(&plugin.name);
                 if !conflicts.contains_key(job_type.as_str()) || incumbent {
                     offer.insert(key, plugin.clone());
-                } else {
-                    tracing::warn!(
-                        job_type,
-                        files = conflicts[job_type.as_str()].join(", "),
-                        "several plugins claim one job type"
-                    );
                 }
             }
         }
@@ -273,14 +311,60 @@ impl Folder {
             .iter()
             .map(|(job_type, plugin)| (job_type.clone(), plugin.name.clone()))
             .collect();
+        self.warn();
         offer
     }
+
+    /// Warns of conflicts between files that have loaded, once each.
+    fn warn(&mut self) {
+        let conflicts = self.conflicts(File::has_loaded).into_iter();
+        let conflicts: BTreeMap<String, Vec<String>> = conflicts
+            .map(|(job_type, names)| {
+                let names = names.into_iter().map(str::to_owned).collect();
+                (job_type.to_owned(), names)
+            })
+            .collect();
+        for (job_type, names) in &conflicts {
+            if self.warned.get(job_type) != Some(names) {
+                let files = names.join(", ");
+                let serves = self.offered.get(&JobType::from(job_type.as_str()));
+                tracing::warn!(
+                    job_type,
+                    files,
+                    serves,
+                    "several plugins claim one job type"
+                );
+            }
+        }
+        self.warned = conflicts;
+    }
+}
+
+fn fingerprint(path: &Path, metadata: &Metadata) -> Fingerprint {
+    let signature = fs::metadata(path_of(path)).ok();
+    (stamp(metadata), signature.as_ref().map(stamp))
 }
 
 impl File {
     /// It has stopped changing, and its content is not loaded.
     fn waits(&self) -> bool {
         self.steady && self.loaded != Some(self.seen)
+    }
+
+    fn has_loaded(&self) -> bool {
+        self.plugin.is_some()
+    }
+
+    /// Its claims count, so that what serves does not depend on which file is loaded first.
+    fn counts(&self) -> bool {
+        self.has_loaded() || self.is_new()
+    }
+
+    fn claims(&self) -> &[String] {
+        match &self.plugin {
+            Some(plugin) => &plugin.rules.job_types,
+            None => &self.claims,
+        }
     }
 
     /// Nothing came of it yet.
@@ -300,8 +384,9 @@ impl File {
     /// Returns whether anything changed for those who look.
     fn take(&mut self, loaded: FileLoaded) -> bool {
         if matches!(loaded.found, Found::Moving) {
-            // Next time it must have been the same for one more interval.
+            // It must stay the same once more.
             self.steady = false;
+            self.since = Instant::now();
             return true;
         }
         self.loaded = Some(loaded.fingerprint);
@@ -347,9 +432,9 @@ impl FileLoad {
     }
 
     fn find(&self, engine: &Engine, config: &Config) -> Found {
-        let bytes = match fs::read(&self.path) {
-            Ok(bytes) if bytes.len() as u64 == self.fingerprint.0.0 => bytes,
-            Ok(_) => return Found::Moving,
+        let bytes = match self.read() {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Found::Moving,
             Err(error) => return Found::Unreadable(format!("it cannot be read: {error}")),
         };
         let digest = digest(&bytes);
@@ -367,9 +452,26 @@ impl FileLoad {
         });
         found.unwrap_or_else(|refusal| Found::Refused(digest, refusal))
     }
+
+    /// All of the file, unless it is another one by now or changes meanwhile.
+    fn read(&self) -> std::io::Result<Option<Vec<u8>>> {
+        // A pipe that has taken the file's place must not hold up the open.
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(&self.path)?;
+        if stamp(&file.metadata()?) != self.fingerprint.0 {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let same = stamp(&file.metadata()?) == self.fingerprint.0;
+        Ok((same && bytes.len() as u64 == self.fingerprint.0.0).then_some(bytes))
+    }
 }
 
-fn stamp(metadata: &fs::Metadata) -> Stamp {
+fn stamp(metadata: &Metadata) -> Stamp {
     (
         metadata.len(),
         metadata.ctime(),

@@ -14,6 +14,7 @@ use crate::engine::{Grants, Handler};
 
 mod fleet;
 mod folder;
+mod hint;
 mod load;
 mod refit;
 mod registry;

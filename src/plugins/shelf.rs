@@ -4,10 +4,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
 
 use super::fleet::Fleet;
 use super::folder::Folder;
+use super::hint::Hint;
 use super::load::Origin;
 use super::{Load, Loaded, Plugin, PluginState, Registry, Served, Source, State};
 use crate::config::{self, Config};
@@ -15,11 +18,15 @@ use crate::engine::Engine;
 use crate::job::JobType;
 use crate::store::Wanted;
 
+/// A file is taken once it has stayed the same for this long: a copy that pauses for longer is seen as it is in the pause.
+const SETTLE: Duration = Duration::from_millis(400);
+
 /// Where the plugins of a runner stand ready.
 #[derive(Debug)]
 pub struct Shelf {
     /// `None`: files are not looked for.
     folder: Option<Folder>,
+    hint: Hint,
     fleet: Fleet,
     /// How each one stood when it was last looked at, and since when.
     stood: HashMap<(Source, String, Option<String>), (State, String, Instant)>,
@@ -30,20 +37,25 @@ pub struct Shelf {
 /// # Errors
 /// When it is not there.
 pub fn require_folder(path: &Path) -> anyhow::Result<()> {
-    Folder::open(path).map(drop)
+    Folder::open(path, SETTLE).map(drop)
 }
 
 impl Shelf {
-    /// A folder, not looked at yet.
+    /// A folder, not looked at yet. A file that is the same at two looks is taken, however soon they follow each other.
     ///
     /// # Errors
     /// When it is not there.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
-        Ok(Self {
-            folder: Some(Folder::open(path)?),
+        Ok(Self::with(Some(Folder::open(path, Duration::ZERO)?)))
+    }
+
+    fn with(folder: Option<Folder>) -> Self {
+        Self {
+            folder,
+            hint: Hint::default(),
             fleet: Fleet::default(),
             stood: HashMap::new(),
-        })
+        }
     }
 
     /// As the settings of a runner want it.
@@ -52,13 +64,10 @@ impl Shelf {
     /// When its folder is not there.
     pub fn of(settings: &config::Runner) -> anyhow::Result<Self> {
         if settings.plugins_from.folder() {
-            return Self::open(&settings.plugins_folder);
+            let folder = Folder::open(&settings.plugins_folder, SETTLE)?;
+            return Ok(Self::with(Some(folder)));
         }
-        Ok(Self {
-            folder: None,
-            fleet: Fleet::default(),
-            stood: HashMap::new(),
-        })
+        Ok(Self::with(None))
     }
 
     /// Compares the folder with what is loaded, loads what is new, and replaces the serving map if anything changed. Returns
@@ -75,7 +84,7 @@ impl Shelf {
         let Some(folder) = &mut self.folder else {
             return Ok(false);
         };
-        let mut changed = folder.look()?;
+        let mut changed = folder.look(config)?;
         let loads: Vec<_> = folder.loads().collect();
         for load in loads {
             changed |= folder.put(load.run(engine, config));
@@ -91,15 +100,28 @@ impl Shelf {
     ///
     /// # Errors
     /// When the folder cannot be read; what serves goes on serving.
-    pub fn look(&mut self, registry: &Registry) -> anyhow::Result<bool> {
+    pub fn look(&mut self, config: &Config, registry: &Registry) -> anyhow::Result<bool> {
         let Some(folder) = &mut self.folder else {
             return Ok(false);
         };
-        let changed = folder.look()?;
+        let changed = folder.look(config)?;
         if changed {
             self.publish(registry);
         }
         Ok(changed)
+    }
+
+    /// In what time the next look is worth it, if a file was seen to change.
+    pub fn next_look(&self) -> Option<Duration> {
+        self.folder.as_ref().and_then(Folder::next_look)
+    }
+
+    /// Watches the folder and those that its links lead to. What is returned is notified when something may have changed there.
+    pub fn watch(&mut self) -> Arc<Notify> {
+        if let Some(folder) = &self.folder {
+            self.hint.watch(&folder.places());
+        }
+        self.hint.told()
     }
 
     /// Takes in what the fleet wants now. Returns whether anything changed.

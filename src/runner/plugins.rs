@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
 use super::settings::{Reload, Reloads};
@@ -85,10 +86,16 @@ pub(super) async fn aside<T: Send + 'static>(
         .context("the thread of the plugins folder failed")
 }
 
+/// The file system may tell of thousands of changes a second.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
 /// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
 /// and what serves goes on serving.
 pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Reloads) {
-    let mut looks = looks(&shared);
+    // The folder has just been looked at.
+    let hint = shelf.watch();
+    let mut looked = Instant::now();
+    let mut next_look = looked + shared.config().runner.plugins_interval.0;
     let mut wants = shared.wants.subscribe();
     let mut loading: Option<Loading> = None;
     loop {
@@ -109,7 +116,8 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
             Some(Reload { config, answer }) = reloads.recv() => {
                 let Ok((back, outcome)) = take_up(&shared, shelf, config).await else { break };
                 shelf = back;
-                looks = self::looks(&shared);
+                // The interval may have changed, and what was refused is tried again.
+                next_look = Instant::now();
                 let taken = outcome.is_ok();
                 let _ = answer.send(outcome);
                 Ok(taken)
@@ -118,15 +126,27 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
                 let wanted = wants.borrow_and_update().clone();
                 Ok(shelf.want(wanted.unwrap_or_default(), &shared.registry))
             }
-            _ = looks.tick() => {
+            () = hint.notified(), if next_look > looked + BETWEEN_LOOKS => {
+                next_look = looked + BETWEEN_LOOKS;
+                Ok(false)
+            }
+            () = sleep_until(next_look) => {
                 let looker = shared.clone();
                 // A folder on a network may take its time.
                 let look = aside(move || {
-                    let changed = shelf.look(&looker.registry);
+                    let changed = shelf.look(&looker.config(), &looker.registry);
+                    shelf.watch();
                     (shelf, changed)
                 });
                 let Ok((back, changed)) = look.await else { break };
                 shelf = back;
+                looked = Instant::now();
+                let interval = shared.config().runner.plugins_interval.0;
+                let wait = match changed {
+                    Ok(_) => shelf.next_look().map_or(interval, |wait| wait.min(interval)),
+                    Err(_) => interval,
+                };
+                next_look = looked + wait.max(Duration::from_millis(20));
                 changed
             }
         };
@@ -149,14 +169,6 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
         }
     }
     tracing::error!("the plugins folder is not watched any more: the loader failed");
-}
-
-/// When the folder is looked at. It has just been.
-fn looks(shared: &Shared) -> Interval {
-    let period = shared.config().runner.plugins_interval.0;
-    let mut looks = interval_at(Instant::now() + period, period);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    looks
 }
 
 /// Lets new settings hold, unless a plugin is against it. Compiles where fuel is switched on or off; the folder waits as long.

@@ -151,17 +151,17 @@ fn what_served_serves_on_while_the_new_version_is_compiled() {
     let before = bed.version("mail").unwrap();
     bed.files.put("mail", &guests::bytes("flaky"));
     bed.files.put("new", &guests::bytes("noop"));
-    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
     assert!(bed.shelf.next_load().is_none(), "it may be half written");
-    assert!(bed.shelf.look(&bed.registry).unwrap());
+    assert!(bed.shelf.look(&bed.config, &bed.registry).unwrap());
     let load = bed.shelf.next_load().unwrap();
     for name in ["mail", "new"] {
         assert_eq!(bed.state(name).state, "compiling");
     }
     // The folder is looked at meanwhile.
     fs::remove_file(bed.files.path().join("new.wasm")).unwrap();
-    assert!(bed.shelf.look(&bed.registry).unwrap());
-    assert!(!bed.shelf.look(&bed.registry).unwrap());
+    assert!(bed.shelf.look(&bed.config, &bed.registry).unwrap());
+    assert!(!bed.shelf.look(&bed.config, &bed.registry).unwrap());
     let loaded = load.run(&bed.engine, &bed.config);
     assert_eq!(bed.version("mail").unwrap(), before);
     assert!(bed.shelf.put(loaded, &bed.registry));
@@ -174,12 +174,12 @@ fn what_served_serves_on_while_the_new_version_is_compiled() {
 fn what_changes_while_it_is_compiled_is_compiled_again() {
     let mut bed = Bed::new(&[]);
     bed.files.put("mail", &guests::bytes("noop"));
-    bed.shelf.look(&bed.registry).unwrap();
-    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
     let load = bed.shelf.next_load().unwrap();
     let loaded = load.run(&bed.engine, &bed.config);
     bed.files.put("mail", &guests::bytes("flaky"));
-    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
     bed.shelf.put(loaded, &bed.registry);
     let first = bed.version("mail").unwrap();
     assert!(bed.shelf.next_load().is_none(), "it may be half written");
@@ -187,12 +187,12 @@ fn what_changes_while_it_is_compiled_is_compiled_again() {
     assert_ne!(bed.version("mail").unwrap(), first);
     // And what is removed meanwhile serves no more.
     bed.files.put("mail", &guests::bytes("noop"));
-    bed.shelf.look(&bed.registry).unwrap();
-    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
     let load = bed.shelf.next_load().unwrap();
     let loaded = load.run(&bed.engine, &bed.config);
     fs::remove_file(bed.files.path().join("mail.wasm")).unwrap();
-    bed.shelf.look(&bed.registry).unwrap();
+    bed.shelf.look(&bed.config, &bed.registry).unwrap();
     assert!(!bed.shelf.put(loaded, &bed.registry));
     assert_eq!(bed.version("mail"), None);
 }
