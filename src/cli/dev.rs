@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::run::{Overrides, Signals, migrated, require_folder, serve};
+use super::run::{Overrides, Signals, migrated, require_folder, serve, settings_file};
 use super::{Ending, block_on, database_or_private, print};
 use crate::config::Config;
 
@@ -23,11 +23,20 @@ pub(super) struct Dev {
 
 impl Dev {
     pub(super) fn run(self, mut config: Config) -> anyhow::Result<Ending> {
-        self.overrides.apply(&mut config)?;
-        if let Some(data) = self.data {
-            config.database.folder = data;
-        }
-        if !self.database_only {
+        let Self {
+            overrides,
+            data,
+            database_only,
+        } = self;
+        let over = move |config: &mut Config| {
+            if let Some(data) = &data {
+                config.database.folder.clone_from(data);
+            }
+            overrides.apply(config)
+        };
+        over(&mut config)?;
+        let file = settings_file(&config, over);
+        if !database_only {
             require_folder(&config)?;
         }
         let (settings, cluster) = database_or_private(&config)?;
@@ -38,12 +47,12 @@ impl Dev {
                 () = signals.next() => return Ok(Ending::Done),
             };
             print::line(&format!("DATABASE_URL={}", settings.url))?;
-            if self.database_only {
+            if database_only {
                 store.close().await;
                 signals.next().await;
                 return Ok(Ending::Done);
             }
-            Box::pin(serve(config, store, signals)).await
+            Box::pin(serve(config, file, store, signals)).await
         });
         // The server stops last, whatever happened.
         if let Some(cluster) = cluster {

@@ -15,6 +15,7 @@ use crate::telemetry::{self, LogFormat};
 mod batch;
 mod bench;
 mod check;
+mod compile;
 mod demo;
 mod dev;
 mod enqueue;
@@ -73,6 +74,8 @@ enum Command {
     Invoke(invoke::Invoke),
     Status(status::Status),
     Bench(bench::Bench),
+    #[command(hide = true)]
+    CompileComponent(compile::CompileComponent),
 }
 
 /// How a command ended, when it did not fail.
@@ -132,7 +135,12 @@ fn code(error: &anyhow::Error) -> u8 {
 
 impl Cli {
     fn run(self) -> anyhow::Result<Ending> {
-        let config = Config::load(self.config.as_deref())?;
+        // Where the child runs there may be anybody's settings, which are not its parent's.
+        if let Command::CompileComponent(command) = self.command {
+            return command.run();
+        }
+        let mut config = Config::load(self.config.as_deref())?;
+        config.program = compile::own_program();
         match self.command {
             Command::Run(command) => command.run(config),
             Command::Dev(command) => command.run(config),
@@ -151,6 +159,7 @@ impl Cli {
             Command::Invoke(command) => command.run(&config),
             Command::Status(command) => command.run(&config),
             Command::Bench(command) => command.run(config),
+            Command::CompileComponent(command) => command.run(),
         }
     }
 }

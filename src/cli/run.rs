@@ -1,6 +1,7 @@
 //! `piecework run`: one runner of the fleet.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
@@ -8,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Ending, Misuse, block_on, database, open};
 use crate::config::Config;
-use crate::runner::Runner;
+use crate::runner::{Runner, SettingsFile};
 use crate::store::Store;
 
 /// Run jobs until SIGTERM or Ctrl-C; a second signal skips the wait for running handlers
@@ -50,10 +51,12 @@ impl Overrides {
 impl Run {
     pub(super) fn run(self, mut config: Config) -> anyhow::Result<Ending> {
         self.overrides.apply(&mut config)?;
+        let overrides = self.overrides;
+        let file = settings_file(&config, move |config| overrides.apply(config));
         let settings = database(&config)?;
         require_folder(&config)?;
         block_on(async {
-            let mut signals = Signals::new()?;
+            let mut signals = Signals::with_hangup()?;
             let prepare = async {
                 if self.migrate {
                     migrated(&settings).await?;
@@ -65,9 +68,28 @@ impl Run {
                 // Nothing was begun yet.
                 () = signals.next() => return Ok(Ending::Done),
             };
-            Box::pin(serve(config, store, signals)).await
+            Box::pin(serve(config, file, store, signals)).await
         })
     }
+}
+
+/// Where the settings of a runner can be read again; `over` applies what wins over the file.
+pub(super) fn settings_file(
+    config: &Config,
+    over: impl Fn(&mut Config) -> anyhow::Result<()> + Send + Sync + 'static,
+) -> Option<SettingsFile> {
+    let path = config.file()?.to_owned();
+    let named = path.clone();
+    let read = move |text: &str| {
+        let mut config = Config::parse(text, &named)?;
+        config.take_environment();
+        over(&mut config)?;
+        Ok(config)
+    };
+    Some(SettingsFile {
+        path,
+        read: Arc::new(read),
+    })
 }
 
 /// Says what to do about a missing folder before anything is started.
@@ -89,11 +111,19 @@ pub(super) async fn migrated(settings: &crate::config::Database) -> anyhow::Resu
     Ok(store)
 }
 
-/// SIGTERM and SIGINT, heard from the moment this is made.
+/// SIGTERM and SIGINT, and SIGHUP where it is wanted, heard from the moment this is made.
 #[derive(Debug)]
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Option<Signal>,
+}
+
+/// What a signal asks for.
+enum Heard {
+    Stop,
+    /// To read the settings again.
+    Reload,
 }
 
 impl Signals {
@@ -101,9 +131,35 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("listen for SIGINT")?,
+            hangup: None,
         })
     }
 
+    /// With SIGHUP, which otherwise ends the process: what was started in a terminal ends with it.
+    fn with_hangup() -> anyhow::Result<Self> {
+        let hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+        Ok(Self {
+            hangup: Some(hangup),
+            ..Self::new()?
+        })
+    }
+
+    /// Waits for any of them.
+    async fn either(&mut self) -> Heard {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => Heard::Stop,
+            _ = self.interrupt.recv() => Heard::Stop,
+            _ = hangup => Heard::Reload,
+        }
+    }
+
+    /// Waits for a signal to stop.
     pub(super) async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -115,11 +171,12 @@ impl Signals {
 /// Runs until a signal, and then to the end of the stop.
 pub(super) async fn serve(
     config: Config,
+    file: Option<SettingsFile>,
     store: Store,
     mut signals: Signals,
 ) -> anyhow::Result<Ending> {
     let runner = tokio::select! {
-        runner = Runner::start(config, store.clone()) => runner?,
+        runner = Runner::start_with(config, store.clone(), file) => runner?,
         // Nothing was claimed yet.
         () = signals.next() => return Ok(Ending::Done),
     };
@@ -138,14 +195,19 @@ pub(super) async fn serve(
     if runner.plugins().is_empty() {
         tracing::warn!(folder = %runner.plugins_folder().display(), "there are no plugins yet; jobs wait for a .wasm file in the plugins folder, or for `piecework plugins push`");
     }
-    let ending = tokio::select! {
-        () = signals.next() => {
-            tracing::info!("signal received, stopping");
-            Ending::Done
-        }
-        () = runner.stopping() => {
-            tracing::error!("the runner stopped by a fault of its own; start it again");
-            Ending::Failed
+    let ending = loop {
+        tokio::select! {
+            signal = signals.either() => match signal {
+                Heard::Reload => runner.reload(),
+                Heard::Stop => {
+                    tracing::info!("signal received, stopping");
+                    break Ending::Done;
+                }
+            },
+            () = runner.stopping() => {
+                tracing::error!("the runner stopped by a fault of its own; start it again");
+                break Ending::Failed;
+            }
         }
     };
     runner.drain();

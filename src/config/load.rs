@@ -52,13 +52,18 @@ impl Config {
             None if usual.exists() => Self::read(usual)?,
             None => Self::default(),
         };
+        config.take_environment();
+        Ok(config)
+    }
+
+    /// `DATABASE_URL` wins over the file.
+    pub fn take_environment(&mut self) {
         if let Some(url) = std::env::var("DATABASE_URL")
             .ok()
             .filter(|url| !url.is_empty())
         {
-            config.database.url = url;
+            self.database.url = url;
         }
-        Ok(config)
     }
 
     /// Reads a file.
@@ -84,10 +89,14 @@ impl Config {
             message: explain(error.message()),
         })?;
         config.source = Source::new(path, text);
-        config
-            .check()
-            .map_err(|(key, message)| config.unfit(&parts(&key), &message))?;
+        config.recheck()?;
         Ok(config)
+    }
+
+    /// Checks the values again, after some were changed.
+    pub(super) fn recheck(&self) -> Result<(), Error> {
+        self.check()
+            .map_err(|(key, message)| self.unfit(&parts(&key), &message))
     }
 
     /// What is wrong with the value of a key.
@@ -128,6 +137,18 @@ impl Config {
             return wrong(
                 "database.connections",
                 "`database.connections` must be 3 or more: two for claims and results, one for the lease and all else",
+            );
+        }
+        if self.engine.compile_memory.0 < 256 * 1024 * 1024 {
+            return wrong(
+                "engine.compile_memory",
+                "`engine.compile_memory` must be 256MiB or more: the compiler itself takes some",
+            );
+        }
+        if self.engine.compile_timeout.0.is_zero() {
+            return wrong(
+                "engine.compile_timeout",
+                "`engine.compile_timeout` must be more than 0: no large component would be compiled",
             );
         }
         // Enqueue leaves the runners asleep for jobs that are due in 10 s or later; polls are jittered by a fifth.

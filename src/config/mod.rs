@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod layers;
 mod load;
+mod reload;
 mod schedules;
 mod secrets;
 mod source;
@@ -52,6 +53,10 @@ pub struct Config {
     pub plugins: BTreeMap<String, PluginSettings>,
     /// Jobs by the clock: `[schedules.NAME]`.
     pub schedules: BTreeMap<String, ScheduleSettings>,
+    /// The program of this process, when it is `piecework`: it compiles large components in processes of their own. Without it they
+    /// are compiled in this one.
+    #[serde(skip)]
+    pub program: Option<PathBuf>,
     /// The secrets' values, once [`open_secrets`](Self::open_secrets) has read them.
     #[serde(skip)]
     opened: BTreeMap<String, Secret>,
@@ -194,6 +199,10 @@ pub struct Engine {
     pub gc: bool,
     /// Where compiled components are kept; empty for the usual place, `off` for nowhere.
     pub cache: PathBuf,
+    /// Memory of the process that compiles a large component.
+    pub compile_memory: Size,
+    /// The longest that it may take.
+    pub compile_timeout: Span,
 }
 
 impl Default for Engine {
@@ -206,6 +215,8 @@ impl Default for Engine {
             memory: Size(0),
             gc: false,
             cache: PathBuf::new(),
+            compile_memory: Size::mib(2048),
+            compile_timeout: Span::secs(300),
         }
     }
 }

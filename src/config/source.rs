@@ -20,6 +20,14 @@ impl Source {
         }
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// The line, counted from 1, of the key at this path, or of the section nearest above it; `None` when not even that is
     /// there.
     pub(super) fn line(&self, path: &[&str]) -> Option<usize> {

@@ -41,6 +41,7 @@ pub(super) struct Cache {
     path: PathBuf,
     /// Everything is done relative to this, so the folder that was checked is the one that is used.
     folder: OwnedFd,
+    most: u64,
     warned: AtomicBool,
 }
 
@@ -80,6 +81,7 @@ impl Cache {
         let cache = Self {
             path: path.to_owned(),
             folder,
+            most: KEEP_BYTES,
             warned: AtomicBool::new(false),
         };
         cache.check_folder()?;
@@ -227,7 +229,7 @@ impl Cache {
                 KEEP
             };
             kept = kept.saturating_add(size);
-            if age > most || kept > KEEP_BYTES {
+            if age > most || kept > self.most {
                 kept = kept.saturating_sub(size);
                 let _ = unlinkat(&self.folder, &name, AtFlags::empty());
             }
@@ -307,9 +309,53 @@ fn checksum(name: &str, compiled: &[u8]) -> [u8; 32] {
 #[expect(
     unsafe_code,
     reason = "deserialize runs what it is given: these bytes were read once, from a file of this user in a folder that only this user \
-              can write to, and have the checksum that this program wrote over the output of Component::serialize"
+              can write to, and have the checksum that this program wrote over the output of Component::serialize; or they come \
+              whole from the pipe of a child that this process started, the same program, in which nothing but the compiler ran"
 )]
-fn deserialize(engine: &wasmtime::Engine, compiled: &[u8]) -> wasmtime::Result<Component> {
+pub(super) fn deserialize(
+    engine: &wasmtime::Engine,
+    compiled: &[u8],
+) -> wasmtime::Result<Component> {
     // SAFETY: see the reason above. Whether the engine's settings and version fit is checked by wasmtime.
     unsafe { Component::deserialize(engine, compiled) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_the_limit_of_all_what_was_not_used_longest_goes() {
+        let path = std::env::temp_dir().join(format!("piecework-sweep-{:x}", fastrand::u64(..)));
+        let mut cache = Cache::open_folder(&path).unwrap();
+        assert_eq!(cache.most, KEEP_BYTES);
+        cache.most = 250;
+        let put = |name: &str, size: usize, days: u64| {
+            std::fs::write(path.join(name), vec![0; size]).unwrap();
+            let file = File::options().write(true).open(path.join(name)).unwrap();
+            let then = SystemTime::now() - Duration::from_secs(days * 86_400);
+            file.set_modified(then).unwrap();
+        };
+        put("new.compiled", 100, 0);
+        put("old.compiled", 100, 9);
+        put("used.compiled", 100, 1);
+        // It does not fit, those that are older and smaller may.
+        put("huge.compiled", 1000, 2);
+        put("tiny.compiled", 10, 8);
+        put("notes.txt", 1000, 20);
+        cache.sweep();
+        let mut left: Vec<_> = std::fs::read_dir(&path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        std::fs::remove_dir_all(&path).unwrap();
+        let expected = [
+            "new.compiled",
+            "notes.txt",
+            "tiny.compiled",
+            "used.compiled",
+        ];
+        assert_eq!(left, expected);
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::PoisonError;
 use sha2::{Digest, Sha256};
 use wasmtime::component::Component;
 
+use super::child::{self, Answer};
 use super::refusal::Refusal;
 use super::shape::Shape;
 use super::worlds::{self, Entry};
@@ -73,9 +74,7 @@ impl Engine {
         let cached = kept.is_some();
         let component = match kept {
             Some(component) => component,
-            None => self
-                .translate(&flavour.engine, bytes)
-                .map_err(|error| self.refuse_component(&error))?,
+            None => self.translate(&flavour.engine, bytes, fuel)?,
         };
         let pre = flavour
             .linker
@@ -95,14 +94,42 @@ impl Engine {
         })
     }
 
-    /// The compiler, for one component at a time. It takes all cores; with 50 jobs a second beside it their median went from 3 to 9 ms
-    /// and none took longer than 150 ms, on threads of a lower priority neither: so they have the usual one.
-    fn translate(&self, engine: &wasmtime::Engine, bytes: &[u8]) -> wasmtime::Result<Component> {
+    /// The compiler, for one component at a time; a large one in a process of its own. It takes all cores; with 50 jobs a second beside
+    /// it their median went from 3 to 9 ms and none took longer than 150 ms, on threads of a lower priority neither: so those of this
+    /// process have the usual one.
+    fn translate(
+        &self,
+        engine: &wasmtime::Engine,
+        bytes: &[u8],
+        fuel: bool,
+    ) -> Result<Component, Refusal> {
         let _one = self
             .compiling
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        Component::new(engine, bytes)
+        let compiler = self.compiler.as_ref();
+        if let Some(compiler) = compiler.filter(|_| bytes.len() >= child::LARGE) {
+            let answer = compiler.compile(&self.settings, fuel, bytes);
+            let failed = match answer {
+                Ok(Answer::Compiled(compiled)) => match cache::deserialize(engine, &compiled) {
+                    Ok(component) => return Ok(component),
+                    Err(error) => error.into(),
+                },
+                Ok(Answer::Invalid(text)) => {
+                    return Err(self.refuse_component(&wasmtime::Error::msg(text)));
+                }
+                // What ended the compiler there would end this process.
+                Ok(Answer::Died(reason)) => {
+                    return Err(Refusal::new(
+                        reason,
+                        "it is not tried again until it changes: build it smaller",
+                    ));
+                }
+                Err(error) => error,
+            };
+            compiler.warn(&failed);
+        }
+        Component::new(engine, bytes).map_err(|error| self.refuse_component(&error))
     }
 
     fn refuse_component(&self, error: &wasmtime::Error) -> Refusal {

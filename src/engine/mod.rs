@@ -22,6 +22,7 @@ use crate::http::Net;
 mod cache;
 mod call;
 mod check;
+mod child;
 mod clock;
 mod compile;
 mod failure;
@@ -32,6 +33,7 @@ mod shape;
 mod ticker;
 mod worlds;
 
+pub use child::compile_for_parent;
 pub use compile::{Handler, digest};
 pub use grants::{Grants, Ledger, NoLedger, Progress, Saving, Ties};
 pub use refusal::{Lack, Refusal};
@@ -63,6 +65,8 @@ pub struct Engine {
     cache: Option<cache::Cache>,
     /// Held while a component is compiled: one at a time, since each takes all cores and up to 700 MiB.
     compiling: Mutex<()>,
+    /// Where large components are compiled; in this process if there is none.
+    compiler: Option<child::Compiler>,
 }
 
 /// A wasmtime engine with everything linked.
@@ -104,6 +108,7 @@ impl Engine {
             ticker,
             cache: cache::Cache::open(&settings.cache),
             compiling: Mutex::new(()),
+            compiler: config.program.as_deref().map(child::Compiler::new),
         })
     }
 
@@ -152,6 +157,14 @@ impl Flavour {
             .context("link the worlds")?;
         Ok(Self { engine, linker })
     }
+}
+
+/// An engine that only compiles, and what it compiles fits those that run. It has no pool, whose address space a process with limits
+/// may not have.
+fn compiler(settings: &config::Engine, fuel: bool) -> anyhow::Result<wasmtime::Engine> {
+    wasmtime::Engine::new(&options(settings, fuel))
+        .map_err(anyhow::Error::from)
+        .context("start the WebAssembly engine")
 }
 
 fn options(settings: &config::Engine, fuel: bool) -> Config {

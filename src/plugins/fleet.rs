@@ -201,6 +201,30 @@ impl Fleet {
         offer
     }
 
+    /// The plugins that are loaded, each with its job type.
+    pub(super) fn loaded(&self) -> impl Iterator<Item = (&JobType, &Arc<Plugin>)> {
+        let ready =
+            self.versions
+                .iter()
+                .filter_map(|((job_type, _), loading)| match &loading.outcome {
+                    Outcome::Ready(made) => Some((job_type, &made.plugin)),
+                    Outcome::Waiting(..) | Outcome::Refused(_) => None,
+                });
+        ready.chain(&self.serving)
+    }
+
+    /// Lets other plugins take their place, and what was refused be tried again.
+    pub(super) fn swap(&mut self, swap: &dyn Fn(&mut Arc<Plugin>)) {
+        for loading in self.versions.values_mut() {
+            match &mut loading.outcome {
+                Outcome::Ready(made) => swap(&mut made.plugin),
+                Outcome::Refused(_) => loading.outcome = Outcome::Waiting(Instant::now(), None),
+                Outcome::Waiting(..) => {}
+            }
+        }
+        self.serving.values_mut().for_each(swap);
+    }
+
     /// How each version stands.
     pub(super) fn states(&self) -> Vec<PluginState> {
         let state = |((job_type, digest), loading): (&(JobType, Digest), &Loading)| {

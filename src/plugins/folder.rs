@@ -150,6 +150,22 @@ impl Folder {
         file.take(loaded)
     }
 
+    /// The plugins that are loaded, each with its file.
+    pub(super) fn loaded(&self) -> impl Iterator<Item = (&Arc<Plugin>, &PathBuf)> {
+        let files = self.files.values();
+        files.filter_map(|file| Some((file.plugin.as_ref()?, &file.path)))
+    }
+
+    /// Lets other plugins take their place, and what was refused be tried again.
+    pub(super) fn swap(&mut self, swap: &dyn Fn(&mut Arc<Plugin>)) {
+        for file in self.files.values_mut() {
+            file.plugin.iter_mut().for_each(swap);
+            if file.refused.is_some() {
+                file.loaded = None;
+            }
+        }
+    }
+
     /// How each file stands, but for what the fleet changes about it.
     pub(super) fn states(&self, config: &Config) -> Vec<PluginState> {
         let conflicts = self.conflicts();

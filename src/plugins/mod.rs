@@ -15,12 +15,14 @@ use crate::engine::{Grants, Handler};
 mod fleet;
 mod folder;
 mod load;
+mod refit;
 mod registry;
 mod shelf;
 mod signature;
 mod state;
 
 pub use load::{Load, Loaded};
+pub use refit::{Refit, Refitted, refit};
 pub use registry::{Canary, Registry, Served};
 pub use shelf::{Shelf, require_folder};
 pub use signature::read_signature;

@@ -2,13 +2,14 @@
 //! a job type, the fleet goes first: what was pushed holds for every runner, whatever lies in the folders.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::fleet::Fleet;
 use super::folder::Folder;
 use super::load::Origin;
-use super::{Load, Loaded, PluginState, Registry, Served, Source, State};
+use super::{Load, Loaded, Plugin, PluginState, Registry, Served, Source, State};
 use crate::config::{self, Config};
 use crate::engine::Engine;
 use crate::job::JobType;
@@ -176,7 +177,25 @@ impl Shelf {
         states
     }
 
-    fn publish(&mut self, registry: &Registry) {
+    /// The plugins of files, each with its file.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Arc<Plugin>, &PathBuf)> {
+        self.folder.iter().flat_map(Folder::loaded)
+    }
+
+    /// The plugins of releases, each with its job type.
+    pub(super) fn releases(&self) -> impl Iterator<Item = (&JobType, &Arc<Plugin>)> {
+        self.fleet.loaded()
+    }
+
+    /// Lets other plugins take the place of those that are loaded, and what was refused be tried again.
+    pub(super) fn swap(&mut self, swap: &dyn Fn(&mut Arc<Plugin>)) {
+        if let Some(folder) = &mut self.folder {
+            folder.swap(swap);
+        }
+        self.fleet.swap(swap);
+    }
+
+    pub(super) fn publish(&mut self, registry: &Registry) {
         let files = self.folder.as_mut().map(Folder::offer).unwrap_or_default();
         let mut serving: HashMap<JobType, Served> = files
             .into_iter()

@@ -15,8 +15,8 @@ const REAP_AT_ONCE: u32 = 500;
 
 /// Takes jobs back from runners that died.
 pub(super) async fn reap(shared: Arc<Shared>) {
-    let interval = shared.config().runner.reap_interval.0;
     loop {
+        let interval = shared.config().runner.reap_interval.0;
         // Jittered, so that a fleet that was started together does not look together.
         sleep(interval.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
         if let Err(error) = reap_once(&shared).await {

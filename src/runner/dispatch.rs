@@ -19,7 +19,7 @@ use super::quotas::Quotas;
 use super::round::{self, Answer, Ask, Round};
 use super::shares::Shares;
 use super::slots::Slots;
-use super::{LAST_WRITES, Running, Shared};
+use super::{Config, LAST_WRITES, Running, Shared};
 use crate::engine::{Progress, Stop, StopReason, Ties};
 use crate::job::{ClaimToken, Claimed, FailureClass, JobId, JobType, RunnerId};
 use crate::plugins::Plugin;
@@ -35,6 +35,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
     let _ended = shared.drain.clone().drop_guard();
     let slots = Slots::new(shared.config().runner.slots);
     let mut dispatch = Dispatch {
+        config: shared.config(),
         shared,
         guests,
         attempts: JoinSet::new(),
@@ -66,6 +67,7 @@ pub(super) async fn run(shared: Arc<Shared>, guests: Handle) -> bool {
 
 struct Dispatch {
     shared: Arc<Shared>,
+    config: Arc<Config>,
     guests: Handle,
     attempts: JoinSet<Ended>,
     /// What each task runs, in case it panics.
@@ -120,6 +122,10 @@ impl Dispatch {
                 );
                 return false;
             }
+        }
+        if !Arc::ptr_eq(&self.config, &self.shared.config()) {
+            self.config = self.shared.config();
+            self.quotas.relimit();
         }
         let identity = *self.shared.identity.borrow();
         if let Some(round) = self.next_round(identity) {

@@ -77,11 +77,11 @@ pub(super) async fn keep(shared: Arc<Shared>, mut registered: Registered) {
 }
 
 async fn renew_until_lost(shared: &Shared, registered: Registered) {
-    let config = shared.config();
-    let settings = &config.runner;
     let mut good = registered.asked;
-    let mut next = good + settings.beat.0;
+    let mut next = good + shared.config().runner.beat.0;
     loop {
+        let config = shared.config();
+        let settings = &config.runner;
         let end = good + settings.lease.0;
         // Never past the end: a process that was stopped for a while must look at the clock first.
         tokio::select! {

@@ -43,9 +43,12 @@ mod plugins;
 mod quotas;
 mod round;
 mod schedules;
+mod settings;
 mod shares;
 mod slots;
 mod voids;
+
+pub use settings::SettingsFile;
 
 /// What is left for the last writes after the grace of a stop is over.
 const LAST_WRITES: Duration = Duration::from_millis(400);
@@ -90,6 +93,10 @@ struct Shared {
     suspicion: Notify,
     /// There are keyed jobs to settle.
     unsettled: Notify,
+    /// The settings are to be read again now.
+    reload: Notify,
+    /// The schedules of the settings may have changed.
+    rescheduled: Notify,
     /// Where attempts send what they want to be kept.
     checkpoints: checkpoints::Sender,
     /// LISTEN works.
@@ -189,11 +196,23 @@ impl Shared {
 }
 
 impl Runner {
-    /// Loads the plugins, registers, and begins to work. The schema must be there (see [`Store::check_schema`]).
+    /// [`start_with`](Self::start_with) settings that stay as they are.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn start(config: Config, store: Store) -> anyhow::Result<Self> {
+        Self::start_with(config, store, None).await
+    }
+
+    /// Loads the plugins, registers, and begins to work. What changes in the file of the settings is taken up while it works. The schema must be there (see [`Store::check_schema`]).
     ///
     /// # Errors
     /// When the plugins folder is missing, the engine does not start, or the database cannot be reached.
-    pub async fn start(mut config: Config, store: Store) -> anyhow::Result<Self> {
+    pub async fn start_with(
+        mut config: Config,
+        store: Store,
+        file: Option<SettingsFile>,
+    ) -> anyhow::Result<Self> {
         config.open_secrets()?;
         let settings = &config.runner;
         let mut shelf = Shelf::of(settings)?;
@@ -215,6 +234,8 @@ impl Runner {
             doubt: Notify::new(),
             suspicion: Notify::new(),
             unsettled: Notify::new(),
+            reload: Notify::new(),
+            rescheduled: Notify::new(),
             checkpoints,
             hears: false.into(),
             doubtful: Mutex::new(None),
@@ -258,7 +279,15 @@ impl Runner {
         chore("keys", Box::pin(keys::settle(shared.clone())));
         chore("schedules", Box::pin(schedules::fire(shared.clone())));
         chore("housekeeping", Box::pin(chores::keep_house(shared.clone())));
-        chore("plugins", Box::pin(plugins::keep(shared.clone(), shelf)));
+        let (reload, reloads) = settings::channel();
+        chore(
+            "plugins",
+            Box::pin(plugins::keep(shared.clone(), shelf, reloads)),
+        );
+        if let Some(file) = file {
+            let watch = settings::watch(shared.clone(), file, reload);
+            chore("settings", Box::pin(watch));
+        }
         chore("reports", Box::pin(fleet::report(shared.clone())));
         if shared.config().runner.plugins_from.fleet() {
             chore("fleet", Box::pin(fleet::ask(shared.clone())));
@@ -301,6 +330,11 @@ impl Runner {
     /// Takes no more jobs and hands back what runs, now.
     pub fn halt(&self) {
         self.halter()();
+    }
+
+    /// Reads the settings again now, if they came from a file.
+    pub fn reload(&self) {
+        self.shared.reload.notify_one();
     }
 
     /// Waits until the runner takes no more jobs: it was told to, or its dispatcher ended by a fault of the host.

@@ -5,11 +5,16 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 
 use anyhow::Context;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::Shared;
+use super::settings::{Reload, Reloads};
+use crate::config::Config;
 use crate::engine::hex;
-use crate::plugins::{Load, Loaded, PluginState, Shelf, Source, State};
+use crate::plugins::{Load, Loaded, PluginState, Shelf, Source, State, refit};
+
+/// Something that is being loaded, with the settings that it is made by.
+type Loading = Pin<Box<dyn Future<Output = anyhow::Result<(Loaded, Arc<Config>)>> + Send>>;
 
 impl Shared {
     /// Loads the plugins folder; computes, so it belongs on a blocking thread.
@@ -82,13 +87,10 @@ pub(super) async fn aside<T: Send + 'static>(
 
 /// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
 /// and what serves goes on serving.
-pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
-    let mut looks = interval(shared.config().runner.plugins_interval.0);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick comes at once, and the folder has just been looked at.
-    looks.tick().await;
+pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Reloads) {
+    let mut looks = looks(&shared);
     let mut wants = shared.wants.subscribe();
-    let mut loading: Option<Pin<Box<dyn Future<Output = anyhow::Result<Loaded>> + Send>>> = None;
+    let mut loading: Option<Loading> = None;
     loop {
         let loaded = async {
             match &mut loading {
@@ -99,8 +101,18 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
         let changed = tokio::select! {
             loaded = loaded => {
                 loading = None;
-                let Ok(loaded) = loaded else { break };
-                Ok(shelf.put(loaded, &shared.registry))
+                let Ok((loaded, config)) = loaded else { break };
+                // What was made by settings that hold no more is made again.
+                let holds = Arc::ptr_eq(&config, &shared.config());
+                Ok(holds && shelf.put(loaded, &shared.registry))
+            }
+            Some(Reload { config, answer }) = reloads.recv() => {
+                let Ok((back, outcome)) = take_up(&shared, shelf, config).await else { break };
+                shelf = back;
+                looks = self::looks(&shared);
+                let taken = outcome.is_ok();
+                let _ = answer.send(outcome);
+                Ok(taken)
             }
             Ok(()) = wants.changed() => {
                 let wanted = wants.borrow_and_update().clone();
@@ -139,13 +151,49 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf) {
     tracing::error!("the plugins folder is not watched any more: the loader failed");
 }
 
+/// When the folder is looked at. It has just been.
+fn looks(shared: &Shared) -> Interval {
+    let period = shared.config().runner.plugins_interval.0;
+    let mut looks = interval_at(Instant::now() + period, period);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks
+}
+
+/// Lets new settings hold, unless a plugin is against it. Compiles where fuel is switched on or off; the folder waits as long.
+async fn take_up(
+    shared: &Arc<Shared>,
+    mut shelf: Shelf,
+    config: Config,
+) -> anyhow::Result<(Shelf, Result<(), String>)> {
+    let mut refits = shelf.refits(&config);
+    for refit in &mut refits {
+        if let Some(digest) = refit.needs() {
+            match shared.store.component(&digest).await {
+                Ok(bytes) => refit.give(bytes),
+                Err(error) => return Ok((shelf, Err(error.to_string()))),
+            }
+        }
+    }
+    let owner = shared.clone();
+    aside(move || {
+        let made = refit(&refits, &owner.engine).map(|refitted| {
+            // Rules of plugins first: what reads both finds at worst newer ones there.
+            shelf.commit(refitted, &owner.registry);
+            owner.config.store(Arc::new(config));
+        });
+        (shelf, made)
+    })
+    .await
+}
+
 /// Fetches what is to be loaded, if it is in the database, and loads it beside everything else.
-async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<Loaded> {
+async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<(Loaded, Arc<Config>)> {
+    let config = shared.config();
     if let Some(digest) = load.needs() {
         let bytes = shared.store.component(&digest).await;
         load.give(bytes.map_err(|error| error.to_string()));
     }
-    aside(move || load.run(&shared.engine, &shared.config())).await
+    aside(move || (load.run(&shared.engine, &config), config)).await
 }
 
 /// Loads what the fleet wants, before the first claim: a runner that starts must not run older versions of its folder for a moment.
@@ -158,7 +206,7 @@ pub(super) async fn load_releases(shared: &Arc<Shared>, mut shelf: Shelf) -> any
             shelf.want(wanted.clone(), &shared.registry);
             shared.wants.send_replace(Some(wanted));
             while let Some(load) = shelf.next_load() {
-                let loaded = run(shared.clone(), load).await?;
+                let (loaded, _) = run(shared.clone(), load).await?;
                 shelf.put(loaded, &shared.registry);
             }
             shared.show(&mut shelf);

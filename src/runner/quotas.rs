@@ -80,6 +80,13 @@ impl Quotas {
         }
     }
 
+    /// The limits may be others now.
+    pub(super) fn relimit(&mut self) {
+        for state in self.types.values_mut() {
+            state.full_until = None;
+        }
+    }
+
     /// When a limit may allow more.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.types.values().filter_map(|state| state.again_at).min()

@@ -27,13 +27,16 @@ const JITTER_MILLIS: u64 = 100;
 
 /// Fires what is due, until dropped.
 pub(super) async fn fire(shared: Arc<Shared>) {
-    let mut declared: Option<RunnerId> = None;
+    let mut declared: Option<(RunnerId, Arc<Config>)> = None;
     let mut again = FIRST_PAUSE;
     loop {
-        let runner = *shared.identity.borrow();
-        if runner.is_some() && runner != declared {
-            match declare(&shared, declared.is_none()).await {
-                Ok(()) => declared = runner,
+        let (runner, config) = (*shared.identity.borrow(), shared.config());
+        let known = |(id, before): &(RunnerId, Arc<Config>)| {
+            runner == Some(*id) && Arc::ptr_eq(before, &config)
+        };
+        if let Some(runner) = runner.filter(|_| !declared.as_ref().is_some_and(known)) {
+            match declare(&shared, runner, &config, declared.as_ref()).await {
+                Ok(()) => declared = Some((runner, config)),
                 Err(error) => {
                     tracing::warn!(%error, "the schedules of the settings could not be written");
                 }
@@ -42,7 +45,11 @@ pub(super) async fn fire(shared: Arc<Shared>) {
         match look(&shared).await {
             Ok(wait) => {
                 again = FIRST_PAUSE;
-                sleep(wait + Duration::from_millis(fastrand::u64(5..JITTER_MILLIS))).await;
+                let jitter = Duration::from_millis(fastrand::u64(5..JITTER_MILLIS));
+                tokio::select! {
+                    () = sleep(wait + jitter) => {}
+                    () = shared.rescheduled.notified() => {}
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, "schedules could not be looked at");
@@ -53,21 +60,43 @@ pub(super) async fn fire(shared: Arc<Shared>) {
     }
 }
 
-/// Writes the schedules of the settings when the process begins. One that registers anew only puts back what was forgotten
-/// meanwhile: it must not undo what a newer one has changed.
-async fn declare(shared: &Shared, all: bool) -> Result<(), Error> {
-    let config = shared.config();
+/// Writes the schedules of the settings when the process begins, and those that new settings change. A runner that registers anew
+/// only puts back what was forgotten meanwhile: it must not undo what a newer one has changed.
+async fn declare(
+    shared: &Shared,
+    runner: RunnerId,
+    config: &Config,
+    before: Option<&(RunnerId, Arc<Config>)>,
+) -> Result<(), Error> {
     let schedules = &config.schedules;
+    if let Some((_, before)) = before.filter(|(_, before)| before.schedules != *schedules) {
+        let removed = before
+            .schedules
+            .keys()
+            .any(|name| !schedules.contains_key(name));
+        let added = schedules
+            .keys()
+            .any(|name| !before.schedules.contains_key(name));
+        if removed || added {
+            shared
+                .store
+                .runner_schedules(runner, &names(config))
+                .await?;
+        }
+    }
     if schedules.is_empty() {
         return Ok(());
     }
-    let known = if all {
-        Vec::new()
-    } else {
+    let anew = before.is_some_and(|(id, _)| *id != runner);
+    let known = if anew {
         shared.store.schedules_list().await?
+    } else {
+        Vec::new()
     };
     for (name, settings) in schedules {
-        if known.iter().any(|line| line.name == *name) {
+        let old = before.and_then(|(_, before)| before.schedules.get(name));
+        let there = !anew || known.iter().any(|line| line.name == *name);
+        if there && old == Some(settings) {
             continue;
         }
         if !shared.store.schedule_declare(&new(name, settings)).await? {

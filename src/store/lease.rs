@@ -66,6 +66,23 @@ impl Store {
         Ok(row?.is_some())
     }
 
+    /// Says which schedules the runner's settings have now.
+    ///
+    /// # Errors
+    /// As every call to the database.
+    pub async fn runner_schedules(
+        &self,
+        runner: RunnerId,
+        schedules: &[&str],
+    ) -> Result<(), Error> {
+        self.run(
+            sqlx::query(include_str!("sql/runner_schedules.sql"))
+                .bind(runner.0)
+                .bind(schedules),
+        )
+        .await
+    }
+
     /// Says that the runner waits for a NOTIFY, and returns how long until its next job is due, if any is scheduled.
     ///
     /// # Errors

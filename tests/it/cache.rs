@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use piecework::config::Config;
 use piecework::engine::{Engine, Handler};
+use sha2::{Digest, Sha256};
 
 use super::support::guests::{self, Folder};
 use super::support::process::command;
@@ -114,6 +115,8 @@ fn the_form_for_other_settings_is_never_taken() {
     let plain = kept.file();
     assert!(!kept.hits_as("", true), "fuel");
     assert!(!kept.hits_as("gc = true\n", false), "gc");
+    // These are not compiled in.
+    assert!(kept.hits_as("stack = '256KiB'\ntick = '10ms'\n", false));
     assert!(kept.hits_as("", true) && kept.hits_as("gc = true\n", false));
     // Nor under another's name.
     let others = kept.files();
@@ -245,4 +248,136 @@ fn process_several_that_compile_at_once_all_serve_and_leave_one_file() {
     let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
     assert_eq!(listed[0]["state"], "serving");
     assert_eq!(listed[0]["cached"], true);
+}
+
+/// As a file of the cache has it: under its own name, and with the checksum that goes with it.
+fn sealed(file: &Path, compiled: &[u8]) -> Vec<u8> {
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let checksum = Sha256::new().chain_update(name).chain_update(compiled);
+    let begin = b"piecework compiled 1\n".as_slice();
+    [begin, checksum.finalize().as_slice(), compiled].concat()
+}
+
+#[test]
+fn o_36_the_form_of_another_wasmtime_is_a_miss_once() {
+    let kept = Kept::warm();
+    let file = kept.file();
+    let whole = fs::read(&file).unwrap();
+    assert_eq!(
+        sealed(&file, &whole[53..]),
+        whole,
+        "the test knows the form"
+    );
+    // Version byte, length, then the version as text: 48 in `48.0.8`, or only what is before the dot.
+    let at = whole.windows(4).position(|window| window == b"\0\x0248");
+    let at = at.expect("the version in the compiled form") + 2;
+    for version in [b"47", b"49"] {
+        let mut other = whole.clone();
+        other[at..at + 2].copy_from_slice(version);
+        fs::write(&file, sealed(&file, &other[53..])).unwrap();
+        assert!(!kept.hits(), "{version:?}");
+        assert!(kept.hits(), "it was made again");
+    }
+    assert_eq!(fs::read(&file).unwrap(), whole);
+}
+
+#[test]
+fn o_36_a_folder_without_write_permission_costs_only_time() {
+    let kept = Kept::warm();
+    fs::set_permissions(&kept.folder, Permissions::from_mode(0o500)).unwrap();
+    assert!(kept.hits(), "what is there is read");
+    fs::set_permissions(&kept.folder, Permissions::from_mode(0o700)).unwrap();
+    fs::remove_file(kept.file()).unwrap();
+    fs::set_permissions(&kept.folder, Permissions::from_mode(0o500)).unwrap();
+    // Root writes there all the same; where root may not either is the test of a full disk.
+    assert_eq!(
+        (kept.hits(), kept.hits()),
+        (false, rustix::process::geteuid().is_root())
+    );
+    fs::set_permissions(&kept.folder, Permissions::from_mode(0o700)).unwrap();
+    // No folder can be made below a file.
+    let file = kept.folder.with_file_name("plain");
+    fs::write(&file, "").unwrap();
+    assert!(!compile(&file.join("below"), "", false).cached());
+}
+
+/// Of this program with a log of its own: how often it compiled, and no line above a warning.
+fn check_of(folder: &Path, cache: &Path) -> (bool, String) {
+    let settings = format!("[engine]\ncache = '{}'\n", cache.display());
+    fs::write(folder.join("runner.toml"), settings).unwrap();
+    let mut check = command();
+    check.args([
+        "--log-level",
+        "info",
+        "plugins",
+        "check",
+        "noop.wasm",
+        "--json",
+    ]);
+    let check = check.current_dir(folder).output().unwrap();
+    let log = String::from_utf8_lossy(&check.stderr).into_owned();
+    assert!(check.status.success() && !log.contains("ERROR"), "{log}");
+    let answer: serde_json::Value = serde_json::from_slice(&check.stdout).unwrap();
+    (answer[0]["cached"] == true, log)
+}
+
+#[test]
+fn process_o_36_a_full_disk_or_a_read_only_one_costs_only_time() {
+    let files = Folder::with(&[("noop", "noop")]);
+    let disk = Folder::new();
+    let mount = |options: &str| {
+        let mut mount = std::process::Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", options, "none"])
+            .arg(disk.path());
+        mount
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    if !mount("size=64k,mode=700") {
+        eprintln!("skipped: only root may mount a small disk");
+        return;
+    }
+    let _mounted = Mounted(disk.path());
+    let cache = disk.path().join("compiled");
+    fs::create_dir(&cache).unwrap();
+    fs::set_permissions(&cache, Permissions::from_mode(0o700)).unwrap();
+    fs::write(disk.path().join("ballast"), vec![0; 60 * 1024]).unwrap();
+    for _ in 0..2 {
+        let (cached, log) = check_of(files.path(), &cache);
+        assert!(!cached);
+        assert_eq!(log.matches("was not written").count(), 1, "{log}");
+        assert_eq!(
+            fs::read_dir(&cache).unwrap().count(),
+            0,
+            "nothing is left half done"
+        );
+    }
+    // With room it is compiled once more, and never again, also where nothing can be written any more.
+    fs::remove_file(disk.path().join("ballast")).unwrap();
+    assert!(mount("remount,size=64m"));
+    assert!(!check_of(files.path(), &cache).0);
+    assert!(check_of(files.path(), &cache).0);
+    assert!(mount("remount,ro"));
+    let (cached, log) = check_of(files.path(), &cache);
+    assert!(cached && !log.contains("WARN"), "{log}");
+    assert!(mount("remount,rw"));
+    for file in fs::read_dir(&cache).unwrap() {
+        fs::write(file.unwrap().path(), "").unwrap();
+    }
+    assert!(mount("remount,ro"));
+    let (cached, log) = check_of(files.path(), &cache);
+    assert!(!cached && log.matches("WARN").count() == 1, "{log}");
+    assert!(mount("remount,rw"));
+    assert!(!check_of(files.path(), &cache).0 && check_of(files.path(), &cache).0);
+}
+
+/// A disk that goes with the test.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0).status();
+    }
 }

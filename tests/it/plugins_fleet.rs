@@ -3,7 +3,7 @@
 use piecework::config::Config;
 use piecework::engine::{Engine, digest, hex};
 use piecework::job::{JobId, JobType};
-use piecework::plugins::{PluginState, Registry, Shelf, Source};
+use piecework::plugins::{PluginState, Registry, Shelf, Source, refit};
 use piecework::store::{Version, Wanted};
 
 use super::support::guests::{self, Folder};
@@ -251,4 +251,55 @@ fn a_canary_that_is_refused_gets_no_job() {
         named.contains(&"serving") && named.contains(&"refused"),
         "{named:?}"
     );
+}
+
+#[test]
+fn new_settings_make_releases_anew_once_all_of_them_start() {
+    let mut bed = Bed::new(&[("other", "noop")]);
+    let release = guests::bytes("noop");
+    bed.release(&version(&release), None);
+    bed.load_good(&release);
+    let mail = JobType::from("mail");
+    let before = bed.registry.find(&mail).unwrap();
+    assert!(bed.shelf.refits(&bed.config).is_empty());
+    // Another section is about it from now on, with fuel: the bytes are needed again.
+    let text = "[plugins.letters]\njob_types = ['mail']\nfuel = 5000000\n";
+    let new = Config::parse(text, std::path::Path::new("runner.toml")).unwrap();
+    let mut refits = bed.shelf.refits(&new);
+    assert_eq!(refits.len(), 1);
+    assert_eq!(refits[0].needs(), Some(digest(&release)));
+    let why = refit(&refits, &bed.engine).unwrap_err();
+    assert!(
+        why.starts_with("the plugin `letters` cannot serve with them:"),
+        "{why}"
+    );
+    refits[0].give(Some(guests::bytes("flaky")));
+    assert!(refit(&refits, &bed.engine).is_err(), "other bytes");
+    refits[0].give(Some(release));
+    let refitted = refit(&refits, &bed.engine).unwrap();
+    assert!(
+        bed.registry
+            .find(&mail)
+            .unwrap()
+            .rules
+            .limits
+            .fuel
+            .is_none()
+    );
+    bed.shelf.commit(refitted, &bed.registry);
+    let now = bed.registry.find(&mail).unwrap();
+    assert_eq!(now.name, "letters");
+    assert_eq!(now.rules.limits.fuel, Some(5_000_000));
+    assert_eq!(now.handler.digest(), before.handler.digest());
+    assert!(bed.shelf.refits(&new).is_empty());
+    // Without another kind of code the handler is the same.
+    let text = text.replace("5000000", "6000000\ntimeout = '5s'");
+    let newer = Config::parse(&text, std::path::Path::new("runner.toml")).unwrap();
+    let refits = bed.shelf.refits(&newer);
+    assert_eq!(refits[0].needs(), None);
+    let refitted = refit(&refits, &bed.engine).unwrap();
+    bed.shelf.commit(refitted, &bed.registry);
+    let newest = bed.registry.find(&mail).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&newest.handler, &now.handler));
+    assert_eq!(newest.rules.limits.timeout.as_secs(), 5);
 }

@@ -5,6 +5,7 @@ pub(crate) mod caller;
 pub(crate) mod db;
 pub(crate) mod field;
 pub(crate) mod guests;
+pub(crate) mod large;
 pub(crate) mod process;
 pub(crate) mod relay;
 pub(crate) mod server;

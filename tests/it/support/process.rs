@@ -1,7 +1,7 @@
 //! The program as a process: started, watched by its log, stopped, killed.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -30,6 +30,7 @@ retry_base = '1s'
 /// A running `piecework run`, killed when dropped.
 pub(crate) struct Host {
     child: Child,
+    settings: PathBuf,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
@@ -73,7 +74,16 @@ impl Host {
                 into.lock().unwrap().push(line);
             }
         });
-        Self { child, lines }
+        Self {
+            child,
+            settings: file,
+            lines,
+        }
+    }
+
+    /// Its settings file.
+    pub(crate) fn settings(&self) -> &Path {
+        &self.settings
     }
 
     /// Everything it has logged so far, one JSON object a line.
