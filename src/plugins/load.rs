@@ -110,6 +110,7 @@ pub(super) fn make(
     let plugin = Plugin {
         source,
         name: name.to_owned(),
+        signature: signature.map(str::to_owned),
         grants: engine.grants(name, &rules),
         handler: Arc::new(handler),
         rules,

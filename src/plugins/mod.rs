@@ -36,6 +36,8 @@ pub struct Plugin {
     pub source: Source,
     /// The name of its section in the settings; the file's name without `.wasm`.
     pub name: String,
+    /// The signature that a release came with; that of a file lies beside it.
+    pub signature: Option<String>,
     /// Runs the jobs. New settings make another plugin of the same handler.
     pub handler: Arc<Handler>,
     /// Retries, concurrency, and what the grants were made of.

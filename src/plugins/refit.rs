@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::load::trusted;
+use super::signature::read_signature;
 use super::{Plugin, Registry, Shelf, Source};
 use crate::config::{Config, PluginRules};
-use crate::engine::{Engine, Handler};
+use crate::engine::Engine;
 use crate::store::Digest;
 
 /// A plugin that new settings change.
@@ -73,8 +75,8 @@ impl Shelf {
 impl Refit {
     /// The component that it needs from the database, to be [`given`](Self::give) before it is prepared.
     pub fn needs(&self) -> Option<Digest> {
-        let needs = self.compiles() && self.old.source == Source::Fleet;
-        needs.then(|| self.old.handler.digest())
+        let needs = self.compiles() || self.verifies();
+        (needs && self.old.source == Source::Fleet).then(|| self.old.handler.digest())
     }
 
     /// Gives it what the database has.
@@ -87,6 +89,13 @@ impl Refit {
         self.rules.limits.fuel.is_some() != self.old.rules.limits.fuel.is_some()
     }
 
+    /// Others may sign, or all must now.
+    fn verifies(&self) -> bool {
+        let (new, old) = (&self.rules.trust, &self.old.rules.trust);
+        let asks = new.require_signature || !new.keys.is_empty();
+        asks && (new.keys != old.keys || new.require_signature != old.require_signature)
+    }
+
     fn make(&self, engine: &Engine) -> Result<Arc<Plugin>, String> {
         let (rules, old) = (&self.rules, &self.old);
         let pins = rules.trust.pins.as_ref();
@@ -97,8 +106,17 @@ impl Refit {
                 old.handler.version()
             ));
         }
+        let bytes = if self.compiles() || self.verifies() {
+            self.component()?
+        } else {
+            Vec::new()
+        };
+        if self.verifies() {
+            self.verify(&bytes)?;
+        }
         let handler = if self.compiles() {
-            self.compile(engine)?
+            let handler = engine.compile(&bytes, rules.limits.fuel.is_some());
+            Arc::new(handler.map_err(|refusal| refusal.to_string())?)
         } else {
             old.handler.clone()
         };
@@ -112,25 +130,41 @@ impl Refit {
         Ok(Arc::new(Plugin {
             source: old.source,
             name: self.name.clone(),
+            signature: old.signature.clone(),
             grants: engine.grants(&self.name, rules),
             handler,
             rules: rules.clone(),
         }))
     }
 
-    fn compile(&self, engine: &Engine) -> Result<Arc<Handler>, String> {
+    /// The bytes of what serves, which may have been replaced meanwhile by what cannot.
+    fn component(&self) -> Result<Vec<u8>, String> {
         let digest = self.old.handler.digest();
-        let read = self.path.as_ref().and_then(|path| std::fs::read(path).ok());
-        let bytes = self.bytes.as_ref().or(read.as_ref());
-        let bytes = bytes.filter(|bytes| crate::engine::digest(bytes) == digest);
-        let Some(bytes) = bytes else {
-            return Err(format!(
-                "with or without `fuel` it must be compiled anew, and the version {} that serves is not there any more",
-                self.old.handler.version()
-            ));
+        let read = || self.path.as_ref().and_then(|path| std::fs::read(path).ok());
+        let bytes = self.bytes.clone().or_else(read);
+        bytes
+            .filter(|bytes| crate::engine::digest(bytes) == digest)
+            .ok_or_else(|| {
+                let must = if self.verifies() {
+                    "its signature must be looked at anew"
+                } else {
+                    "with or without `fuel` it must be compiled anew"
+                };
+                let version = self.old.handler.version();
+                format!("{must}, and the version {version} that serves is not there any more")
+            })
+    }
+
+    fn verify(&self, bytes: &[u8]) -> Result<(), String> {
+        let rules = &self.rules;
+        let signature = match &self.path {
+            Some(path) => read_signature(path, &rules.trust),
+            None => Ok(self.old.signature.clone()),
         };
-        let handler = engine.compile(bytes, self.rules.limits.fuel.is_some());
-        handler.map(Arc::new).map_err(|refusal| refusal.to_string())
+        signature
+            .and_then(|signature| trusted(bytes, signature.as_deref(), rules))
+            .map(drop)
+            .map_err(|refusal| refusal.to_string())
     }
 }
 

@@ -7,7 +7,7 @@ use minisign::KeyPair;
 use piecework::config::Config;
 use piecework::engine::{Engine, digest, hex};
 use piecework::job::JobType;
-use piecework::plugins::{PluginState, Registry, Shelf};
+use piecework::plugins::{PluginState, Registry, Shelf, refit};
 use piecework::store::{Version, Wanted};
 use piecework::trust::{self, Trusted};
 
@@ -377,6 +377,58 @@ fn releases_of_the_fleet_are_held_against_the_same_pins_and_keys() {
     // Signed, but not pinned: what served goes on.
     bed.release(5, &flaky, Some(sign(&ours, &flaky)));
     assert!(bed.refused().contains("`sha256` under `[plugins.letters]`"));
+    assert_eq!(bed.serves(), Some(digest(&noop)));
+}
+
+/// New settings hold as a whole or not at all, so those that distrust what serves do not hold.
+#[test]
+fn new_keys_are_held_against_what_serves() {
+    let (ours, new) = (keys(), keys());
+    let noop = guests::bytes("noop");
+    let reload = |bed: &mut Bed, settings: &str| {
+        let config = config(settings);
+        let mut refits = bed.shelf.refits(&config);
+        for refit in &mut refits {
+            if refit.needs().is_some() {
+                refit.give(Some(noop.clone()));
+            }
+        }
+        let refitted = refit(&refits, &bed.engine)?;
+        bed.config = config;
+        bed.shelf.commit(refitted, &bed.registry);
+        Ok::<_, String>(())
+    };
+    // A file.
+    let mut bed = Bed::new("");
+    bed.files.put("mail", &noop);
+    bed.settle();
+    let why = reload(&mut bed, &trust(&[&ours], true)).unwrap_err();
+    assert!(
+        why.starts_with("the plugin `mail` cannot serve with them: it is not signed"),
+        "{why}"
+    );
+    reload(&mut bed, &trust(&[&ours], false)).unwrap();
+    bed.put_signature(&sign(&ours, &noop));
+    bed.settle();
+    reload(&mut bed, &trust(&[&ours, &new], true)).unwrap();
+    let why = reload(&mut bed, &trust(&[&new], true)).unwrap_err();
+    assert!(why.contains("not among `keys`"), "{why}");
+    bed.put_signature(&sign(&new, &noop));
+    reload(&mut bed, &trust(&[&new], true)).unwrap();
+    assert_eq!(bed.serves(), Some(digest(&noop)));
+    // What serves is not there to be looked at.
+    bed.files.put("mail", b"broken");
+    let why = reload(&mut bed, &trust(&[&ours], true)).unwrap_err();
+    assert!(why.contains("is not there any more"), "{why}");
+    reload(&mut bed, "").unwrap();
+
+    // A release.
+    let mut bed = Bed::new(&trust(&[&ours, &new], true));
+    bed.release(1, &noop, Some(sign(&ours, &noop)));
+    let why = reload(&mut bed, &trust(&[&new], false)).unwrap_err();
+    assert!(why.contains("not among `keys`"), "{why}");
+    bed.release(2, &noop, Some(sign(&new, &noop)));
+    reload(&mut bed, &trust(&[&new], true)).unwrap();
     assert_eq!(bed.serves(), Some(digest(&noop)));
 }
 
