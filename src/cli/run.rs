@@ -176,7 +176,7 @@ pub(super) async fn serve(
     mut signals: Signals,
 ) -> anyhow::Result<Ending> {
     let runner = tokio::select! {
-        runner = Runner::start_with(config, store.clone(), file) => runner?,
+        runner = Box::pin(Runner::start_with(config, store.clone(), file)) => runner?,
         // Nothing was claimed yet.
         () = signals.next() => return Ok(Ending::Done),
     };

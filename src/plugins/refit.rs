@@ -57,7 +57,7 @@ impl Shelf {
     }
 
     /// Puts the new plugins in the place of the old ones. What was refused is tried again.
-    pub fn commit(&mut self, refitted: Refitted, registry: &Registry) {
+    pub fn commit(&mut self, refitted: &Refitted, registry: &Registry) {
         let new: HashMap<_, _> = refitted
             .0
             .iter()

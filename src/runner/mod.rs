@@ -48,7 +48,7 @@ mod shares;
 mod slots;
 mod voids;
 
-pub use settings::SettingsFile;
+pub use settings::{ReadSettings, SettingsFile};
 
 /// What is left for the last writes after the grace of a stop is over.
 const LAST_WRITES: Duration = Duration::from_millis(400);
@@ -201,7 +201,7 @@ impl Runner {
     /// # Errors
     /// As there.
     pub async fn start(config: Config, store: Store) -> anyhow::Result<Self> {
-        Self::start_with(config, store, None).await
+        Box::pin(Self::start_with(config, store, None)).await
     }
 
     /// Loads the plugins, registers, and begins to work. What changes in the file of the settings is taken up while it works. The schema must be there (see [`Store::check_schema`]).

@@ -190,7 +190,7 @@ async fn take_up(
     aside(move || {
         let made = refit(&refits, &owner.engine).map(|refitted| {
             // Rules of plugins first: what reads both finds at worst newer ones there.
-            shelf.commit(refitted, &owner.registry);
+            shelf.commit(&refitted, &owner.registry);
             owner.config.store(Arc::new(config));
         });
         (shelf, made)

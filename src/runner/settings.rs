@@ -30,8 +30,11 @@ pub struct SettingsFile {
     /// The file; opened anew each time, so that it may be a link that is swapped.
     pub path: PathBuf,
     /// Makes settings of its text, with all that wins over the file.
-    pub read: Arc<dyn Fn(&str) -> anyhow::Result<Config> + Send + Sync>,
+    pub read: Arc<ReadSettings>,
 }
+
+/// From the text of a file to settings.
+pub type ReadSettings = dyn Fn(&str) -> anyhow::Result<Config> + Send + Sync;
 
 impl fmt::Debug for SettingsFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -79,7 +82,7 @@ pub(super) async fn watch(shared: Arc<Shared>, file: SettingsFile, plugins: mpsc
             () = sleep(shared.config().runner.plugins_interval.0) => false,
             () = shared.reload.notified() => true,
         };
-        let mut found = look(&file).await;
+        let mut found = look(&file, tried.as_ref()).await;
         let retry = asked || again.is_some_and(|at| Instant::now() >= at);
         if let Ok(now) = &found
             && !retry
@@ -92,7 +95,7 @@ pub(super) async fn watch(shared: Arc<Shared>, file: SettingsFile, plugins: mpsc
         let now = loop {
             let before = found;
             sleep(STEADY).await;
-            found = look(&file).await;
+            found = look(&file, before.as_ref().ok()).await;
             match (before, &found) {
                 (Ok(before), Ok(now)) if before == *now => break Some(before),
                 (Err(_), Err(error)) => {
@@ -139,13 +142,17 @@ pub(super) async fn watch(shared: Arc<Shared>, file: SettingsFile, plugins: mpsc
     }
 }
 
-async fn look(file: &SettingsFile) -> Result<Look, String> {
-    let file = file.clone();
+async fn look(file: &SettingsFile, before: Option<&Look>) -> Result<Look, String> {
+    let (file, before) = (file.clone(), before.cloned());
     // It may lie on a network, where reading takes its time.
     let look = aside(move || {
         let text = std::fs::read_to_string(&file.path).map_err(|error| error.to_string())?;
-        // Text that is no settings names no files.
-        let named = (file.read)(&text).map_or_else(|_| Vec::new(), |config| config.secret_files());
+        let named = match before.filter(|before| before.text == text) {
+            // Parsing takes its time where there are many plugins.
+            Some(before) => before.secrets.into_keys().collect(),
+            // Text that is no settings names no files.
+            None => (file.read)(&text).map_or_else(|_| Vec::new(), |new| new.secret_files()),
+        };
         let secrets = named.into_iter().map(|path| {
             let digest = content(&path);
             (path, digest)

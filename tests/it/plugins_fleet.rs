@@ -286,7 +286,7 @@ fn new_settings_make_releases_anew_once_all_of_them_start() {
             .fuel
             .is_none()
     );
-    bed.shelf.commit(refitted, &bed.registry);
+    bed.shelf.commit(&refitted, &bed.registry);
     let now = bed.registry.find(&mail).unwrap();
     assert_eq!(now.name, "letters");
     assert_eq!(now.rules.limits.fuel, Some(5_000_000));
@@ -298,7 +298,7 @@ fn new_settings_make_releases_anew_once_all_of_them_start() {
     let refits = bed.shelf.refits(&newer);
     assert_eq!(refits[0].needs(), None);
     let refitted = refit(&refits, &bed.engine).unwrap();
-    bed.shelf.commit(refitted, &bed.registry);
+    bed.shelf.commit(&refitted, &bed.registry);
     let newest = bed.registry.find(&mail).unwrap();
     assert!(std::sync::Arc::ptr_eq(&newest.handler, &now.handler));
     assert_eq!(newest.rules.limits.timeout.as_secs(), 5);
