@@ -29,8 +29,13 @@ pub struct Shelf {
     hint: Hint,
     fleet: Fleet,
     /// How each one stood when it was last looked at, and since when.
-    stood: HashMap<(Source, String, Option<String>), (State, String, Instant)>,
+    stood: HashMap<Which, Stood>,
 }
+
+/// Source and name, and of a release the digest.
+type Which = (Source, String, Option<String>);
+/// State and digest, and since when.
+type Stood = (State, String, Instant);
 
 /// Says what to do about a folder that is missing.
 ///

@@ -113,8 +113,11 @@ fn unchanging(
 pub(super) struct Trials {
     /// Tells this process from others in the database.
     source: i64,
-    counts: Mutex<HashMap<(JobType, Digest, i64), (u64, u64)>>,
+    counts: Mutex<HashMap<Version, (u64, u64)>>,
 }
+
+/// Job type, digest and revision of the release.
+type Version = (JobType, Digest, i64);
 
 impl Default for Trials {
     fn default() -> Self {
@@ -170,16 +173,14 @@ impl Trials {
 
     fn all(&self) -> Vec<CanaryCount> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = |((job_type, digest, revision), (done, failed)): (
-            &(JobType, Digest, i64),
-            &(u64, u64),
-        )| CanaryCount {
-            job_type: job_type.clone(),
-            digest: *digest,
-            revision: *revision,
-            done: *done,
-            failed: *failed,
-        };
+        let line =
+            |((job_type, digest, revision), (done, failed)): (&Version, &(u64, u64))| CanaryCount {
+                job_type: job_type.clone(),
+                digest: *digest,
+                revision: *revision,
+                done: *done,
+                failed: *failed,
+            };
         counts.iter().map(line).collect()
     }
 

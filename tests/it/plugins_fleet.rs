@@ -164,8 +164,8 @@ fn a_release_that_does_not_load_leaves_what_served() {
     assert_eq!(bed.serves(), Some(hex(&digest(&other))));
 }
 
-#[test]
-fn a_component_that_cannot_be_fetched_is_tried_again() {
+#[tokio::test]
+async fn a_component_that_cannot_be_fetched_is_tried_again() {
     let mut bed = Bed::new(&[]);
     let good = guests::bytes("noop");
     bed.release(&version(&good), None);
@@ -174,7 +174,7 @@ fn a_component_that_cannot_be_fetched_is_tried_again() {
     assert_eq!(state.state, "compiling");
     assert!(state.reason.unwrap().contains("not available"));
     assert!(!bed.load(Ok(None)), "not at once");
-    std::thread::sleep(std::time::Duration::from_millis(2100));
+    tokio::time::sleep(std::time::Duration::from_millis(2100)).await;
     bed.load_good(&good);
     assert!(bed.serves().is_some());
 }

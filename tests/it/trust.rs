@@ -395,7 +395,7 @@ fn new_keys_are_held_against_what_serves() {
         }
         let refitted = refit(&refits, &bed.engine)?;
         bed.config = config;
-        bed.shelf.commit(refitted, &bed.registry);
+        bed.shelf.commit(&refitted, &bed.registry);
         Ok::<_, String>(())
     };
     // A file.
