@@ -122,7 +122,7 @@ fn the_fleet_goes_before_the_folder_once_it_is_loaded() {
     bed.release(&version(&release), None);
     bed.load_good(&release);
     std::fs::remove_file(bed.files.path().join("mail.wasm")).unwrap();
-    assert!(bed.shelf.look(&bed.registry).unwrap());
+    assert!(bed.shelf.look(&bed.config, &bed.registry).unwrap());
     assert_eq!(bed.serves(), Some(hex(&digest(&release))));
 }
 
