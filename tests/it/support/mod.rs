@@ -2,6 +2,7 @@
 
 pub(crate) mod bed;
 pub(crate) mod caller;
+pub(crate) mod copies;
 pub(crate) mod db;
 pub(crate) mod field;
 pub(crate) mod guests;
