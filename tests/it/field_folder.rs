@@ -38,7 +38,7 @@ async fn serves(db: &Db, job_type: &str, bytes: &[u8], changed: Instant) {
     })
     .await;
     let took = changed.elapsed();
-    println!("`{job_type}` served {took:?} after its last byte");
+    eprintln!("`{job_type}` served {took:?} after its last byte");
     assert!(took < SOON, "{took:?}");
 }
 

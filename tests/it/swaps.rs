@@ -13,6 +13,9 @@ use super::support::db::Db;
 use super::support::process::{Host, SHORT};
 use super::support::{guests, until};
 
+/// State, attempt, version, when it was due and when it started, and the time between.
+type Row = (String, i32, Option<Vec<u8>>, f64, f64, f64);
+
 /// Jobs of each tenth of a second.
 const JOBS: usize = 20;
 
@@ -153,7 +156,7 @@ async fn process_swaps_under_load_lose_and_fail_nothing() {
     done.store(true, Ordering::Relaxed);
     let ids = jobs.await.unwrap();
     db.until(0, "select count(*) from piecework.job").await;
-    let rows: Vec<(String, i32, Option<Vec<u8>>, f64, f64, f64)> = sqlx::query_as(
+    let rows: Vec<Row> = sqlx::query_as(
         "select state::text, attempt, plugin, extract(epoch from due_at)::float8, extract(epoch from started_at)::float8,
                 extract(epoch from started_at - due_at)::float8
            from piecework.job_history",
@@ -181,7 +184,7 @@ async fn process_swaps_under_load_lose_and_fail_nothing() {
         .iter()
         .filter(|row| !within(&load.gaps, row.3) && row.3 > begun)
         .partition(|row| within(&load.swaps, row.3));
-    let latencies = |rows: Vec<&(String, i32, Option<Vec<u8>>, f64, f64, f64)>| {
+    let latencies = |rows: Vec<&Row>| {
         percentiles(rows.into_iter().map(|row| row.5).collect())
     };
     println!(

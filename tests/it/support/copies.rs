@@ -43,6 +43,7 @@ pub(crate) fn copy_slowly(
     let mut file = File::create(to).unwrap();
     for (step, chunk) in bytes.chunks(bytes.len().div_ceil(steps)).enumerate() {
         if step > 0 {
+            #[expect(clippy::disallowed_methods, reason = "on a thread of its own")]
             thread::sleep(if step == steps / 2 { middle } else { pause });
         }
         file.write_all(chunk).unwrap();
