@@ -241,11 +241,11 @@ fn o_33_what_is_no_component_for_this_world_is_refused_with_a_reason() {
             b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0",
             "it is a native program (ELF)",
         ),
-        (b"hello", "it is text, not WebAssembly; it begins with `hello`"),
         (
-            b"\0asm\x0d\0\x01\0",
-            "it has no `run`: it exports nothing",
+            b"hello",
+            "it is text, not WebAssembly; it begins with `hello`",
         ),
+        (b"\0asm\x0d\0\x01\0", "it has no `run`: it exports nothing"),
     ] {
         let refusal = engine
             .compile(bytes, false)

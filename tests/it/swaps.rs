@@ -184,9 +184,7 @@ async fn process_swaps_under_load_lose_and_fail_nothing() {
         .iter()
         .filter(|row| !within(&load.gaps, row.3) && row.3 > begun)
         .partition(|row| within(&load.swaps, row.3));
-    let latencies = |rows: Vec<&Row>| {
-        percentiles(rows.into_iter().map(|row| row.5).collect())
-    };
+    let latencies = |rows: Vec<&Row>| percentiles(rows.into_iter().map(|row| row.5).collect());
     println!(
         "{swaps} swaps, {broken} broken files, {deletions} deletions, {} jobs",
         ids.len()

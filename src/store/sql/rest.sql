@@ -4,7 +4,7 @@
 with flag as (
   update piecework.runner r set waiting = true
   from (select set_config('synchronous_commit', 'off', true)) as s (setting)
-  where r.id = $1::bigint and not r.waiting and s.setting = 'off'
+  where r.id = $1::bigint and not r.waiting and r.state in ('live', 'stopping') and s.setting = 'off'
 )
 select extract(epoch from min(n.due_at) - clock_timestamp())::float8 as seconds
 from unnest($2::text[], $3::smallint[]) as t (job_type, priority)
