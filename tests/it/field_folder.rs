@@ -340,11 +340,10 @@ fn two_files_for_one_job_type_end_the_same_in_every_order_o_35() {
 async fn process_removing_one_of_two_files_resolves_the_conflict_o_35() {
     let db = Db::new().await;
     let noop = guests::bytes("noop");
-    let settings =
-        format!("{SHORT}[plugins.a]\njob_types = ['mail']\n[plugins.b]\njob_types = ['mail']\n");
+    let settings = format!("{SHORT}[plugins.b]\njob_types = ['mail']\n");
     for place in Place::all() {
         let (a, b) = (version(&noop, "a", 1), version(&noop, "b", 1));
-        place.put("a", &a);
+        place.put("mail", &a);
         place.put("b", &b);
         place.put("other", &noop);
         let host = Host::start(&db, place.path(), &settings);
@@ -358,7 +357,7 @@ async fn process_removing_one_of_two_files_resolves_the_conflict_o_35() {
         serves(&db, "other", &changed, put).await;
         assert_eq!(db.state(waits).await, "pending");
         assert_eq!(host.count(warning), 1);
-        fs::remove_file(place.file("a")).unwrap();
+        fs::remove_file(place.file("mail")).unwrap();
         let removed = Instant::now();
         db.becomes(waits, "done").await;
         assert!(removed.elapsed() < SOON, "{:?}", removed.elapsed());
