@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, Metadata, OpenOptions};
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -267,15 +267,19 @@ impl Folder {
             {
                 continue;
             }
-            // Follows links. What vanished between the two looks is gone.
-            let Ok(metadata) = fs::metadata(&path) else {
-                continue;
+            // Follows links. What vanished between the two looks is gone; what cannot be looked at now is as it was.
+            let seen = match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_file() => Some(fingerprint(&path, &metadata)),
+                Ok(_) => None,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+                {
+                    None
+                }
+                Err(_) => self.files.get(name).map(|file| file.seen),
             };
-            if metadata.is_file() {
-                found.insert(
-                    name.to_owned(),
-                    (path.clone(), fingerprint(&path, &metadata)),
-                );
+            if let Some(seen) = seen {
+                found.insert(name.to_owned(), (path.clone(), seen));
             }
         }
         Ok(found)
@@ -357,7 +361,7 @@ impl File {
 
     /// Its claims count, so that what serves does not depend on which file is loaded first.
     fn counts(&self) -> bool {
-        self.has_loaded() || self.is_new()
+        self.has_loaded() || self.refused.is_none() || self.loaded != Some(self.seen)
     }
 
     fn claims(&self) -> &[String] {

@@ -129,6 +129,52 @@ fn two_files_for_one_job_type_are_both_named_and_the_incumbent_stays() {
     assert!(registry.job_types().is_empty());
 }
 
+/// Also when both were refused before: what is still to be loaded counts.
+#[test]
+fn two_refused_files_that_are_mended_together_conflict() {
+    let mut bed = Bed::new(&[]);
+    bed.config.plugins.insert(
+        "b".into(),
+        config::PluginSettings {
+            job_types: Some(vec!["a".into()]),
+            ..Default::default()
+        },
+    );
+    for name in ["a", "b"] {
+        bed.files.put(name, b"text");
+    }
+    bed.settle();
+    for name in ["a", "b"] {
+        assert_eq!(bed.state(name).state, "refused");
+        bed.files.put(name, &guests::bytes("noop"));
+    }
+    for _ in 0..2 {
+        bed.shelf.look(&bed.config, &bed.registry).unwrap();
+    }
+    while let Some(load) = bed.shelf.next_load() {
+        let loaded = load.run(&bed.engine, &bed.config);
+        bed.shelf.put(loaded, &bed.registry);
+        assert_eq!(bed.version("a"), None);
+    }
+    for name in ["a", "b"] {
+        assert_eq!(bed.state(name).state, "conflicting");
+    }
+}
+
+/// A network file system that is away for a moment, say; here a link that leads to itself.
+#[test]
+fn a_file_that_cannot_be_looked_at_is_not_taken_for_deleted() {
+    let mut bed = Bed::new(&[("mail", "noop")]);
+    let file = bed.files.path().join("mail.wasm");
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("mail.wasm", &file).unwrap();
+    bed.settle();
+    assert!(bed.version("mail").is_some());
+    fs::remove_file(&file).unwrap();
+    bed.settle();
+    assert_eq!(bed.version("mail"), None);
+}
+
 #[test]
 fn hidden_and_other_files_are_no_plugins_and_a_link_is_followed() {
     let mut bed = Bed::new(&[]);
