@@ -17,8 +17,7 @@ use crate::store::{
     AutoRollback, Change, Changed, Digest, LARGEST_COMPONENT, ReleaseLine, RunnerPlugins, Store,
 };
 
-/// Digits of a version that are enough for people, and the fewest that are taken for one.
-const SHOWN: usize = 12;
+/// The fewest digits that are taken for a version.
 const FEWEST: usize = 6;
 /// Between two looks at what the runners say.
 const LOOK: Duration = Duration::from_millis(100);
@@ -522,7 +521,7 @@ fn row(line: &ReleaseLine) -> Vec<String> {
 }
 
 fn version(digest: Option<&str>) -> String {
-    digest.map_or_else(String::new, |digest| digest.chars().take(SHOWN).collect())
+    digest.map_or_else(String::new, print::version)
 }
 
 fn percent(percent: Option<f64>) -> String {

@@ -7,9 +7,6 @@ use super::{Ending, print};
 use crate::config::Config;
 use crate::store::{RunnerPlugin, RunnerPlugins};
 
-/// Digits of a version that are enough for people.
-const SHOWN: usize = 12;
-
 /// Lists them; fails when something does not serve, or nobody does.
 pub(super) fn running(config: &Config, json: bool) -> anyhow::Result<Ending> {
     with_store(config, async |store| {
@@ -68,7 +65,7 @@ fn row(runner: &RunnerPlugins, plugin: &RunnerPlugin) -> Vec<String> {
     let since = plugin.since_seconds + runner.age_seconds.unwrap_or(0.0);
     let since = Duration::try_from_secs_f64(since.max(0.0).round()).unwrap_or_default();
     let meanwhile = plugin.serving.as_ref().map_or_else(String::new, |serving| {
-        format!(" ({} serves)", print::plain(&short(serving)))
+        format!(" ({} serves)", print::version(serving))
     });
     vec![
         print::short(&runner.name, 40),
@@ -77,7 +74,7 @@ fn row(runner: &RunnerPlugins, plugin: &RunnerPlugin) -> Vec<String> {
         print::short(&plugin.job_types.join(","), 60),
         print::plain(&plugin.state),
         humantime::format_duration(since).to_string(),
-        format!("{}{meanwhile}", print::plain(&short(&plugin.digest))),
+        format!("{}{meanwhile}", print::version(&plugin.digest)),
         plugin.size.to_string(),
         if plugin.cached {
             format!("{} ms, cached", plugin.compile_ms)
@@ -95,12 +92,9 @@ fn in_flight(plugin: &RunnerPlugin) -> String {
         [] => "0".to_owned(),
         [(digest, count)] if *digest == plugin.digest => count.to_string(),
         several => {
-            let one = |(digest, count): &(String, u64)| format!("{}: {count}", short(digest));
-            print::plain(&several.iter().map(one).collect::<Vec<_>>().join(", "))
+            let one =
+                |(digest, count): &(String, u64)| format!("{}: {count}", print::version(digest));
+            several.iter().map(one).collect::<Vec<_>>().join(", ")
         }
     }
-}
-
-fn short(digest: &str) -> String {
-    digest.chars().take(SHOWN).collect()
 }

@@ -79,7 +79,7 @@ fn list(
                 print::plain(&file.file.as_ref().unwrap_or(&path).display().to_string()),
                 print::plain(&file.job_types.join(",")),
                 file.state.as_str().to_owned(),
-                file.digest.chars().take(12).collect(),
+                print::version(&file.digest),
                 file.size.to_string(),
                 print::plain(file.reason.as_deref().unwrap_or_default()),
             ]

@@ -55,6 +55,11 @@ pub(super) fn short(text: &str, most: usize) -> String {
         .collect()
 }
 
+/// As many digits of a version as are enough for people.
+pub(super) fn version(digest: &str) -> String {
+    plain(&digest.chars().take(12).collect::<String>())
+}
+
 /// Writes rows in columns; the first row is the heading.
 ///
 /// # Errors

@@ -48,10 +48,16 @@ pub(super) async fn ask(shared: Arc<Shared>) {
     }
 }
 
+/// What was said last, by whom and when.
+struct Said {
+    runner: RunnerId,
+    plugins: Vec<PluginState>,
+    at: Instant,
+}
+
 /// Says how the plugins stand whenever that changes.
 pub(super) async fn report(shared: Arc<Shared>) {
-    let mut said: Option<(RunnerId, String, Instant)> = None;
-    let mut numbers = Instant::now();
+    let mut said: Option<Said> = None;
     loop {
         tokio::select! {
             () = shared.restated.notified() => {}
@@ -61,18 +67,24 @@ pub(super) async fn report(shared: Arc<Shared>) {
             continue;
         };
         let plugins = shared.plugins();
-        let key = unchanging(&plugins, numbers.elapsed() >= NUMBERS, said.as_ref());
-        let known = said.as_ref().is_some_and(|(before, text, at)| {
-            *before == runner && *text == key && at.elapsed() < AGAIN
+        let known = said.as_ref().is_some_and(|said| {
+            let age = said.at.elapsed();
+            let numbers = age >= NUMBERS;
+            said.runner == runner && age < AGAIN && same(&said.plugins, &plugins, numbers)
         });
         if known {
             continue;
         }
-        numbers = Instant::now();
         let fleet = shared.config().runner.plugins_from.fleet();
         let text = serde_json::to_string(&plugins).unwrap_or_else(|_| "[]".to_owned());
         match shared.store.report_plugins(runner, fleet, &text).await {
-            Ok(()) => said = Some((runner, key, Instant::now())),
+            Ok(()) => {
+                said = Some(Said {
+                    runner,
+                    plugins,
+                    at: Instant::now(),
+                });
+            }
             Err(error) => {
                 tracing::debug!(%error, "cannot say how the plugins stand");
                 sleep(JUDGE).await;
@@ -81,31 +93,18 @@ pub(super) async fn report(shared: Arc<Shared>) {
     }
 }
 
-/// What of the states is worth a new report: all but the time that goes by, and the numbers of running attempts only now and then.
-fn unchanging(
-    plugins: &[PluginState],
-    numbers: bool,
-    said: Option<&(RunnerId, String, Instant)>,
-) -> String {
-    let text = |of: fn(&PluginState) -> PluginState| {
-        let states: Vec<_> = plugins.iter().map(of).collect();
-        serde_json::to_string(&states).unwrap_or_default()
+/// Whether nothing is worth a new report: the time goes by in any case, and the numbers of running attempts count only now and then.
+fn same(before: &[PluginState], now: &[PluginState], numbers: bool) -> bool {
+    let stands = |state: &PluginState| PluginState {
+        since_seconds: 0.0,
+        in_flight: if numbers {
+            state.in_flight.clone()
+        } else {
+            Vec::new()
+        },
+        ..state.clone()
     };
-    let plain = text(|state| PluginState {
-        since_seconds: 0.0,
-        in_flight: Vec::new(),
-        ..state.clone()
-    });
-    let whole = text(|state| PluginState {
-        since_seconds: 0.0,
-        ..state.clone()
-    });
-    // Two lines: how they stand, and with the numbers.
-    let stands = said.is_some_and(|(_, before, _)| before.lines().next() == Some(&plain));
-    if stands && !numbers {
-        return said.map_or_else(String::new, |(_, before, _)| before.clone());
-    }
-    format!("{plain}\n{whole}")
+    before.iter().map(stands).eq(now.iter().map(stands))
 }
 
 /// How first attempts of jobs came out while their type had a canary, since this process began.
