@@ -21,7 +21,8 @@ step clippy
 cargo clippy --all-targets --locked -- -D warnings
 
 step build
-cargo build --locked
+# With the tests: alone, the program would be compiled with fewer features, and all of it twice.
+cargo test --no-run --locked
 
 database=
 if [ -z "${DATABASE_URL:-}" ]; then
