@@ -16,7 +16,7 @@ use rustix::fs::{
     openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::geteuid;
+use rustix::process::{Resource, geteuid, getrlimit};
 use sha2::{Digest, Sha256};
 use wasmtime::component::Component;
 
@@ -163,6 +163,13 @@ impl Cache {
 
     fn write(&self, name: &str, compiled: &[u8]) -> anyhow::Result<()> {
         self.check_folder()?;
+        // The system ends a process that writes more, without an error that could be handled.
+        let most = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        let needed = (HEADER + compiled.len()) as u64;
+        ensure!(
+            needed <= most,
+            "it has {needed} bytes, and this process may write files of {most} at most (`ulimit -f`, `LimitFSIZE`)"
+        );
         let temporary = format!(
             "{name}.{}-{:016x}{UNFINISHED}",
             std::process::id(),

@@ -9,6 +9,10 @@ use wasmparser::{BinaryReaderError, Parser, Payload, ValidPayload, Validator, Wa
 use super::refusal::{Lack, Refusal, cut_off, recognise};
 use super::worlds;
 
+/// Most types, imports, exports and instances, in all modules of a component together: they are kept while it is read, in this process, at
+/// up to 500 bytes for 13 of the file. A language runtime has some thousands.
+const MAX_ITEMS: u64 = 200_000;
+
 /// What a component imports and exports.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Shape {
@@ -42,10 +46,14 @@ impl Shape {
         recognise(bytes)?;
         // All that the format knows: what the engine takes of it is the engine's to say.
         let mut validator = Validator::new_with_features(WasmFeatures::all());
-        let (mut depth, mut code) = (0_usize, false);
+        let (mut depth, mut code, mut size) = (0_usize, false, 0_u64);
         let (mut imports, mut exports) = (Vec::new(), Vec::new());
         for payload in Parser::new(0).parse_all(bytes) {
             let payload = payload.map_err(|error| invalid(&error))?;
+            size += declares(&payload);
+            if size > MAX_ITEMS {
+                return Err(too_many());
+            }
             if let Payload::Version { .. } = &payload {
                 depth += 1;
             } else if let Payload::End(_) = &payload {
@@ -144,6 +152,47 @@ fn items<'a>(
             }
         })
         .collect()
+}
+
+/// How many things that are kept a section says it has.
+fn declares(payload: &Payload<'_>) -> u64 {
+    let count = if let Payload::TypeSection(section) = payload {
+        section.count()
+    } else if let Payload::ImportSection(section) = payload {
+        section.count()
+    } else if let Payload::ExportSection(section) = payload {
+        section.count()
+    } else if let Payload::GlobalSection(section) = payload {
+        section.count()
+    } else if let Payload::TagSection(section) = payload {
+        section.count()
+    } else if let Payload::InstanceSection(section) = payload {
+        section.count()
+    } else if let Payload::CoreTypeSection(section) = payload {
+        section.count()
+    } else if let Payload::ComponentTypeSection(section) = payload {
+        section.count()
+    } else if let Payload::ComponentInstanceSection(section) = payload {
+        section.count()
+    } else if let Payload::ComponentAliasSection(section) = payload {
+        section.count()
+    } else if let Payload::ComponentCanonicalSection(section) = payload {
+        section.count()
+    } else if let Payload::ComponentImportSection(section) = payload {
+        section.count()
+    } else if let Payload::ComponentExportSection(section) = payload {
+        section.count()
+    } else {
+        0
+    };
+    u64::from(count)
+}
+
+fn too_many() -> Refusal {
+    Refusal::new(
+        format!("it declares more than {MAX_ITEMS} types, imports, exports, globals and instances"),
+        "build it smaller: language runtimes have a few thousand",
+    )
 }
 
 fn invalid(error: &BinaryReaderError) -> Refusal {

@@ -18,6 +18,7 @@ use super::{Plugin, PluginState, Source, State};
 use crate::config::Config;
 use crate::engine::{Engine, Refusal, digest, hex};
 use crate::job::JobType;
+use crate::store::LARGEST_COMPONENT;
 
 /// A plugins folder and what was loaded from it.
 #[derive(Debug)]
@@ -436,6 +437,13 @@ impl FileLoad {
     }
 
     fn find(&self, engine: &Engine, config: &Config) -> Found {
+        // Before any of it is in memory.
+        let size = self.fingerprint.0.0;
+        if size > LARGEST_COMPONENT as u64 {
+            return Found::Unreadable(format!(
+                "it has {size} bytes, the limit is {LARGEST_COMPONENT}: build it smaller"
+            ));
+        }
         let bytes = match self.read() {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Found::Moving,

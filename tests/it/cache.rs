@@ -373,6 +373,30 @@ fn process_o_36_a_full_disk_or_a_read_only_one_costs_only_time() {
     assert!(!check_of(files.path(), &cache).0 && check_of(files.path(), &cache).0);
 }
 
+#[test]
+fn process_o_36_a_limit_on_the_size_of_files_costs_only_time() {
+    let files = Folder::with(&[("noop", "noop")]);
+    let kept = Kept::new();
+    let settings = format!("[engine]\ncache = '{}'\n", kept.folder.display());
+    fs::write(files.path().join("runner.toml"), settings).unwrap();
+    for _ in 0..2 {
+        let program = command();
+        let mut check = std::process::Command::new("sh");
+        // Of 512 bytes; beyond it the system ends the process that writes.
+        check.args(["-c", "ulimit -f 16; exec \"$0\" plugins check noop.wasm"]);
+        check.arg(program.get_program()).current_dir(files.path());
+        let check = check.output().unwrap();
+        let log = String::from_utf8_lossy(&check.stderr);
+        assert!(check.status.success(), "{}: {log}", check.status);
+        assert_eq!(log.matches("WARN").count(), 1, "{log}");
+        assert!(
+            log.contains("LimitFSIZE") && !log.contains("ERROR"),
+            "{log}"
+        );
+        assert_eq!(kept.files(), Vec::<PathBuf>::new());
+    }
+}
+
 /// A disk that goes with the test.
 struct Mounted<'a>(&'a Path);
 

@@ -76,7 +76,7 @@ fn section(module: &mut Vec<u8>, id: u8, content: &[u8]) {
 
 /// A number as WebAssembly writes it.
 #[expect(clippy::cast_possible_truncation, reason = "seven bits are meant")]
-fn leb(bytes: &mut Vec<u8>, mut number: usize) {
+pub(crate) fn leb(bytes: &mut Vec<u8>, mut number: usize) {
     while number > 0x7f {
         bytes.push(number as u8 & 0x7f | 0x80);
         number >>= 7;
