@@ -43,6 +43,14 @@ impl fmt::Display for RunnerId {
 pub struct JobType(Arc<str>);
 
 impl JobType {
+    /// How many characters a job type may have; the schema says the same.
+    pub const LONGEST: usize = 200;
+
+    /// Whether this can be a job type.
+    pub fn fits(text: &str) -> bool {
+        !text.is_empty() && text.chars().count() <= Self::LONGEST
+    }
+
     /// The job type as text.
     pub fn as_str(&self) -> &str {
         &self.0

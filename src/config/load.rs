@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::source::{Source, line_at};
 use super::{Config, PluginDefaults};
+use crate::job::JobType;
 
 /// What is wrong with the settings.
 #[derive(Debug, thiserror::Error)]
@@ -207,7 +208,7 @@ impl Config {
             let rules = self.plugin(name);
             let at = format!("plugins.{name}");
             for job_type in &rules.job_types {
-                if job_type.is_empty() || job_type.chars().count() > 200 {
+                if !JobType::fits(job_type) {
                     return wrong(
                         &format!("{at}.job_types"),
                         format!("`{at}.job_types`: a job type has 1 to 200 characters"),

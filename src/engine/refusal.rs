@@ -14,7 +14,15 @@ pub struct Refusal {
     pub lacks: Vec<Lack>,
 }
 
+/// What [`cut_off`] says.
+const CUT_OFF: &str = "the file ends in the middle of a component";
+
 impl Refusal {
+    /// Whether the file only seems to lack its end: it may still be on its way.
+    pub fn is_cut_off(&self) -> bool {
+        self.cause == CUT_OFF
+    }
+
     /// A cause, and what to do about it.
     pub fn new(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
@@ -121,7 +129,7 @@ fn text(bytes: &[u8]) -> Option<&str> {
 /// The file ends in the middle.
 pub(super) fn cut_off() -> Refusal {
     Refusal::new(
-        "the file ends in the middle of a component",
+        CUT_OFF,
         "copy it again, to a name that does not end in .wasm, and rename it when it is whole",
     )
 }

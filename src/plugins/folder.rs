@@ -34,6 +34,15 @@ pub(super) struct Folder {
     warned: BTreeMap<String, Vec<String>>,
 }
 
+/// What the folder has under a name.
+#[derive(Debug)]
+struct Seen {
+    path: PathBuf,
+    fingerprint: Fingerprint,
+    /// Why it cannot serve, whatever it contains.
+    unfit: Option<String>,
+}
+
 /// Of the file, and of its signature if it has one.
 type Fingerprint = (Stamp, Option<Stamp>);
 
@@ -51,6 +60,10 @@ struct File {
     since: Instant,
     /// It has been the same for long enough.
     steady: bool,
+    /// It cannot serve, whatever it contains.
+    unfit: bool,
+    /// How often in a row its end was not there when it was taken: it is waited for longer.
+    cut_off: u32,
     /// The fingerprint that `digest` and the outcome below belong to.
     loaded: Option<Fingerprint>,
     digest: [u8; 32],
@@ -122,9 +135,10 @@ impl Folder {
         let now = Instant::now();
         let mut changed = self.files.len() != found.len();
         self.files.retain(|name, _| found.contains_key(name));
-        for (name, (path, fingerprint)) in found {
+        for (name, seen) in found {
+            let fingerprint = seen.fingerprint;
             let file = self.files.entry(name.clone()).or_insert_with(|| File {
-                path: path.clone(),
+                path: seen.path,
                 claims: Vec::new(),
                 since: now,
                 // At the start nothing is being copied in; later a new file must stay the same for a while.
@@ -134,6 +148,8 @@ impl Folder {
                     fingerprint
                 },
                 steady: false,
+                unfit: false,
+                cut_off: 0,
                 loaded: None,
                 digest: [0; 32],
                 compile_ms: 0,
@@ -143,6 +159,11 @@ impl Folder {
             });
             let waited = file.waits();
             file.claims = config.plugin(&name).job_types;
+            if let Some(reason) = seen.unfit {
+                changed |= file.is_unfit(&name, fingerprint, reason);
+                continue;
+            }
+            file.unfit = false;
             let same = file.seen == fingerprint;
             if !same {
                 file.since = now;
@@ -151,7 +172,7 @@ impl Folder {
             file.steady = same
                 && (file.steady
                     || !self.scanned
-                    || now.saturating_duration_since(file.since) >= self.settle);
+                    || now.saturating_duration_since(file.since) >= file.settle(self.settle));
             changed |= file.waits() && !waited;
         }
         changed |= !std::mem::replace(&mut self.scanned, true);
@@ -160,9 +181,15 @@ impl Folder {
 
     /// In what time the next look is worth it, when a file has been seen to change: it may be complete by then.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        let moving = self.files.values().filter(|file| !file.steady);
-        let since = moving.map(|file| file.since).min()?;
-        Some(self.settle.saturating_sub(since.elapsed()))
+        let moving = self
+            .files
+            .values()
+            .filter(|file| !file.steady && !file.unfit);
+        let left = |file: &File| {
+            file.settle(self.settle)
+                .saturating_sub(file.since.elapsed())
+        };
+        moving.map(left).min()
     }
 
     /// The folders in which a change may be one of a file: this one, and those that links lead to.
@@ -253,7 +280,7 @@ impl Folder {
             .collect()
     }
 
-    fn list(&self) -> anyhow::Result<BTreeMap<String, (PathBuf, Fingerprint)>> {
+    fn list(&self) -> anyhow::Result<BTreeMap<String, Seen>> {
         let mut found = BTreeMap::new();
         let entries = fs::read_dir(&self.path)
             .with_context(|| format!("read the plugins folder `{}`", self.path.display()))?;
@@ -261,13 +288,22 @@ impl Folder {
             let path = entry
                 .with_context(|| format!("read the plugins folder `{}`", self.path.display()))?
                 .path();
-            let Some(name) = path.file_stem().and_then(|name| name.to_str()) else {
+            let Some(stem) = path.file_stem() else {
                 continue;
             };
-            if path.extension().is_none_or(|extension| extension != "wasm") || name.starts_with('.')
+            if path.extension().is_none_or(|extension| extension != "wasm")
+                || stem.as_encoded_bytes().starts_with(b".")
             {
                 continue;
             }
+            let (name, mut unfit) = match stem.to_str() {
+                Some(name) => (name.to_owned(), None),
+                None => (
+                    // With escapes, so that two such names stay two.
+                    format!("{stem:?}").trim_matches('"').to_owned(),
+                    Some("its name is not UTF-8; rename it".to_owned()),
+                ),
+            };
             // Follows links. What vanished between the two looks is gone; what cannot be looked at now is as it was.
             let seen = match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_file() => Some(fingerprint(&path, &metadata)),
@@ -277,10 +313,21 @@ impl Folder {
                 {
                     None
                 }
-                Err(_) => self.files.get(name).map(|file| file.seen),
+                Err(error) => match self.files.get(&name) {
+                    Some(file) if !file.unfit => Some(file.seen),
+                    _ => {
+                        unfit.get_or_insert_with(|| format!("it cannot be looked at: {error}"));
+                        Some(Fingerprint::default())
+                    }
+                },
             };
-            if let Some(seen) = seen {
-                found.insert(name.to_owned(), (path.clone(), seen));
+            if let Some(fingerprint) = seen {
+                let seen = Seen {
+                    path,
+                    fingerprint,
+                    unfit,
+                };
+                found.insert(name, seen);
             }
         }
         Ok(found)
@@ -353,7 +400,7 @@ fn fingerprint(path: &Path, metadata: &Metadata) -> Fingerprint {
 impl File {
     /// It has stopped changing, and its content is not loaded.
     fn waits(&self) -> bool {
-        self.steady && self.loaded != Some(self.seen)
+        self.steady && !self.unfit && self.loaded != Some(self.seen)
     }
 
     fn has_loaded(&self) -> bool {
@@ -362,7 +409,8 @@ impl File {
 
     /// Its claims count, so that what serves does not depend on which file is loaded first.
     fn counts(&self) -> bool {
-        self.has_loaded() || self.refused.is_none() || self.loaded != Some(self.seen)
+        let may_load = self.refused.is_none() || self.loaded != Some(self.seen);
+        self.has_loaded() || may_load && !self.unfit
     }
 
     fn claims(&self) -> &[String] {
@@ -375,6 +423,34 @@ impl File {
     /// Nothing came of it yet.
     fn is_new(&self) -> bool {
         self.plugin.is_none() && self.refused.is_none()
+    }
+
+    /// For how long it must have stayed the same. A copy that stalls is asked less and less often, up to four times as long: a new
+    /// version is to serve within 3 s of its last byte.
+    fn settle(&self, usual: Duration) -> Duration {
+        usual * (1 << self.cut_off.min(2))
+    }
+
+    /// It cannot serve, whatever it contains. Returns whether that is news.
+    fn is_unfit(&mut self, name: &str, seen: Fingerprint, reason: String) -> bool {
+        self.seen = seen;
+        self.unfit = true;
+        self.refuse(name, reason)
+    }
+
+    /// Keeps why the newest content does not serve, and warns if that is news; returns whether it is.
+    fn refuse(&mut self, name: &str, reason: String) -> bool {
+        let news = self.refused.as_ref() != Some(&reason);
+        if news {
+            self.warn_refused(name, &reason);
+            self.refused = Some(reason);
+        }
+        news
+    }
+
+    fn warn_refused(&self, name: &str, reason: &str) {
+        let keeps = self.has_loaded();
+        tracing::warn!(plugin = name, reason, keeps, "plugin refused");
     }
 
     fn load(&self, name: &str) -> FileLoad {
@@ -394,18 +470,31 @@ impl File {
             self.since = Instant::now();
             return true;
         }
-        self.loaded = Some(loaded.fingerprint);
+        let before = self.loaded.replace(loaded.fingerprint);
+        let cut_off = std::mem::take(&mut self.cut_off);
         match loaded.found {
             Found::Moving => {}
-            Found::Unreadable(reason) => self.refused = Some(reason),
+            Found::Unreadable(reason) => {
+                self.refuse(&loaded.name, reason);
+            }
             Found::Same(digest) => {
                 self.digest = digest;
                 self.refused = None;
             }
             Found::Refused(digest, refusal) => {
                 self.digest = digest;
-                tracing::warn!(plugin = loaded.name, reason = %refusal, keeps = self.plugin.is_some(), "plugin refused");
-                self.refused = Some(refusal.to_string());
+                let reason = refusal.to_string();
+                if refusal.is_cut_off() {
+                    self.cut_off = cut_off.saturating_add(1);
+                }
+                let grew = before.is_some_and(|before| before.0.0 < loaded.fingerprint.0.0);
+                if cut_off > 0 && self.cut_off > 0 && grew {
+                    // The same copy has stalled again.
+                    tracing::debug!(plugin = loaded.name, "a copy is still not complete");
+                } else {
+                    self.warn_refused(&loaded.name, &reason);
+                }
+                self.refused = Some(reason);
             }
             Found::Fit(Made { plugin, compile_ms }) => {
                 self.digest = plugin.handler.digest();
@@ -449,8 +538,14 @@ impl FileLoad {
             Ok(None) => return Found::Moving,
             Err(error) => return Found::Unreadable(format!("it cannot be read: {error}")),
         };
-        let digest = digest(&bytes);
         let rules = config.plugin(&self.name);
+        if let Some(job_type) = rules.job_types.iter().find(|name| !JobType::fits(name)) {
+            let (length, most) = (job_type.chars().count(), JobType::LONGEST);
+            return Found::Unreadable(format!(
+                "its name has {length} characters, and a job type {most} at most; rename it, or set `job_types` under `[plugins.NAME]` in runner.toml"
+            ));
+        }
+        let digest = digest(&bytes);
         let found = read_signature(&self.path, &rules.trust).and_then(|signature| {
             let signature = signature.as_deref();
             let same = |plugin: &Arc<Plugin>| plugin.handler.digest() == digest;

@@ -98,6 +98,8 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
     let mut next_look = looked + shared.config().runner.plugins_interval.0;
     let mut wants = shared.wants.subscribe();
     let mut loading: Option<Loading> = None;
+    // Why the folder cannot be read: said once, however long it lasts.
+    let mut unreadable: Option<String> = None;
     loop {
         let loaded = async {
             match &mut loading {
@@ -141,6 +143,7 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
                 let Ok((back, changed)) = look.await else { break };
                 shelf = back;
                 looked = Instant::now();
+                tell_readable(&changed, &mut unreadable);
                 let interval = shared.config().runner.plugins_interval.0;
                 let wait = match changed {
                     Ok(_) => shelf.next_look().map_or(interval, |wait| wait.min(interval)),
@@ -156,19 +159,25 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
             tracing::debug!(plugin = load.name(), "a plugin is being loaded");
             loading = Some(Box::pin(run(shared.clone(), load)));
         }
-        match changed {
-            Ok(false) => {}
-            Ok(true) => {
-                shared.show(&mut shelf);
-                tell_job_types(&shared).await;
-            }
-            Err(error) => tracing::warn!(
-                error = format!("{error:#}"),
-                "the plugins folder cannot be read"
-            ),
+        if matches!(changed, Ok(true)) {
+            shared.show(&mut shelf);
+            tell_job_types(&shared).await;
         }
     }
     tracing::error!("the plugins folder is not watched any more: the loader failed");
+}
+
+/// Says when the folder cannot be read any more, and when it can again.
+fn tell_readable(look: &anyhow::Result<bool>, unreadable: &mut Option<String>) {
+    let error = look.as_ref().err().map(|error| format!("{error:#}"));
+    match &error {
+        Some(error) if unreadable.as_ref() != Some(error) => {
+            tracing::warn!(error, "the plugins folder cannot be read");
+        }
+        None if unreadable.is_some() => tracing::info!("the plugins folder can be read again"),
+        _ => {}
+    }
+    *unreadable = error;
 }
 
 /// Lets new settings hold, unless a plugin is against it. Compiles where fuel is switched on or off; the folder waits as long.

@@ -109,6 +109,41 @@ async fn process_a_half_copied_file_is_never_loaded_o_31() {
     }
 }
 
+/// A folder that is away and a copy that stalls are told of once, a file that cannot be read is told of at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_a_lasting_fault_is_one_warning_o_31() {
+    let db = Db::new().await;
+    let noop = guests::bytes("noop");
+    let place = Place::all().remove(0);
+    place.put("mail", &noop);
+    // Many looks while the folder is away.
+    let often = SHORT.replace("slots = 4", "slots = 4\nplugins_interval = '100ms'");
+    let host = Host::start(&db, place.path(), &often);
+    host.ready().await;
+    let (bytes, file) = (version(&noop, "slow", 1 << 20), place.file("mail"));
+    let slow = bytes.clone();
+    let copied = tokio::task::spawn_blocking(move || {
+        let pause = Duration::from_millis(1000);
+        copy_slowly(&bytes, &file, 6, pause, pause)
+    });
+    serves(&db, "mail", &slow, copied.await.unwrap()).await;
+    assert_eq!(host.count("plugin refused"), 1, "one warning a copy");
+    let large = fs::File::create(place.file("large")).unwrap();
+    large.set_len(300 << 20).unwrap();
+    host.reaches("plugin refused", 2).await;
+    fs::remove_file(place.file("large")).unwrap();
+    let away = place.path().with_extension("away");
+    fs::rename(place.path(), &away).unwrap();
+    host.reaches("the plugins folder cannot be read", 1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    fs::rename(&away, place.path()).unwrap();
+    host.reaches("the plugins folder can be read again", 1)
+        .await;
+    assert_eq!(host.count("the plugins folder cannot be read"), 1);
+    drop(host);
+    db.drop().await;
+}
+
 /// Makes the link `..data` lead to a new folder with these files, and removes the old one, as Kubernetes does.
 fn swap(folder: &Path, files: &[(&str, &[u8])], old: Option<&str>, new: &str) -> Instant {
     fs::create_dir(folder.join(new)).unwrap();

@@ -175,6 +175,55 @@ fn a_file_that_cannot_be_looked_at_is_not_taken_for_deleted() {
     assert_eq!(bed.version("mail"), None);
 }
 
+/// What cannot become a plugin is told so, not passed over: somebody put it there and waits for it.
+#[test]
+fn a_file_whose_name_cannot_serve_is_refused_with_the_reason() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let long = "x".repeat(201);
+    let mut bed = Bed::new(&[(&long, "noop"), (&"y".repeat(200), "noop")]);
+    let foreign = std::ffi::OsString::from_vec(b"caf\xe9.wasm".to_vec());
+    fs::write(bed.files.path().join(foreign), guests::bytes("noop")).unwrap();
+    bed.settle();
+    let mut refused = |name: &str| {
+        let state = bed.state(name);
+        assert_eq!(state.state, "refused", "{name}");
+        state.reason.unwrap()
+    };
+    assert!(refused("caf\\xE9").contains("not UTF-8; rename it"));
+    assert!(refused(&long).contains("201 characters"));
+    assert_eq!(
+        bed.registry.job_types(),
+        [JobType::from("y".repeat(200).as_str())]
+    );
+    // A job type of its own is the other way out.
+    let given = config::PluginSettings {
+        job_types: Some(vec!["short".into()]),
+        ..Default::default()
+    };
+    bed.config.plugins.insert(long.clone(), given);
+    fs::remove_file(bed.files.path().join(format!("{long}.wasm"))).unwrap();
+    bed.settle();
+    bed.files.put(&long, &guests::bytes("noop"));
+    bed.settle();
+    assert_eq!(bed.state(&long).state, "serving");
+}
+
+/// A link that leads to itself when it is first seen.
+#[test]
+fn a_file_that_could_never_be_looked_at_is_refused_with_the_reason() {
+    let mut bed = Bed::new(&[]);
+    let file = bed.files.path().join("mail.wasm");
+    std::os::unix::fs::symlink("mail.wasm", &file).unwrap();
+    bed.settle();
+    let state = bed.state("mail");
+    assert_eq!(state.state, "refused");
+    assert!(state.reason.unwrap().contains("cannot be looked at"));
+    fs::remove_file(&file).unwrap();
+    bed.files.put("mail", &guests::bytes("noop"));
+    bed.settle();
+    assert_eq!(bed.state("mail").state, "serving");
+}
+
 #[test]
 fn hidden_and_other_files_are_no_plugins_and_a_link_is_followed() {
     let mut bed = Bed::new(&[]);
