@@ -1,8 +1,6 @@
 //! From bytes to a [`Handler`]: checked, compiled, linked, its `run` of the right type. What does not fit is refused with a
 //! reason that the author of a plugin understands.
 
-use std::sync::PoisonError;
-
 use sha2::{Digest, Sha256};
 use wasmtime::component::Component;
 
@@ -52,7 +50,7 @@ pub fn digest(bytes: &[u8]) -> [u8; 32] {
 
 impl Engine {
     /// Compiles a component, unless the cache has it. Takes 0.1 s for a small one and 10 s for a language runtime, all of it
-    /// computing, and waits while another is compiled: call it where it blocks nobody. `fuel` tells whether the plugin has a fuel budget.
+    /// computing, and may wait while another is compiled: call it where it blocks nobody. `fuel` tells whether the plugin has a fuel budget.
     ///
     /// # Errors
     /// Says what the bytes are instead of a component for this world, and what to do.
@@ -94,7 +92,7 @@ impl Engine {
         })
     }
 
-    /// The compiler, for one component at a time; all but small ones in a process of their own. It takes all cores: of 50 jobs a second
+    /// The compiler, as a rule for one component at a time; all but small ones in a process of their own. It takes all cores: of 50 jobs a second
     /// beside one of 6 MB, 99 in 100 were picked up within 7 to 8 ms without it, 9 to 13 with it in a child, 10 to 20 with it in this
     /// process (3 runs, dev profile). Threads of a lower priority did not help here, so they have the usual one.
     fn translate(
@@ -103,10 +101,7 @@ impl Engine {
         bytes: &[u8],
         fuel: bool,
     ) -> Result<Component, Refusal> {
-        let _one = self
-            .compiling
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.compiling.take();
         let compiler = self.compiler.as_ref();
         if let Some(compiler) = compiler.filter(|_| bytes.len() >= child::LARGE) {
             let answer = compiler.compile(&self.settings, fuel, bytes);

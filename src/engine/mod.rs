@@ -11,6 +11,7 @@
 //! ```
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use wasmtime::component::Linker;
@@ -31,6 +32,7 @@ mod host;
 mod refusal;
 mod shape;
 mod ticker;
+mod turns;
 mod worlds;
 
 pub use child::compile_for_parent;
@@ -42,7 +44,10 @@ pub use ticker::{Stop, StopReason};
 
 use host::{HostState, Reserve};
 use ticker::Ticker;
+use turns::Turns;
 
+/// How long a component waits behind one that is being compiled before it is compiled beside it. Language runtimes take 2 to 15 s.
+const COMPILE_PATIENCE: Duration = Duration::from_secs(5);
 /// Linear memories of a component; the most that a language was seen to use is 2.
 const MAX_MEMORIES: usize = 4;
 /// What the host's own functions have on the stack of an attempt, in bytes.
@@ -63,8 +68,8 @@ pub struct Engine {
     fuelled: OnceLock<Flavour>,
     ticker: Ticker,
     cache: Option<cache::Cache>,
-    /// Held while a component is compiled: one at a time, since each takes all cores and up to 700 MiB.
-    compiling: Mutex<()>,
+    /// Who may compile.
+    compiling: Turns,
     /// Where large components are compiled; in this process if there is none.
     compiler: Option<child::Compiler>,
 }
@@ -107,7 +112,7 @@ impl Engine {
             fuelled: OnceLock::new(),
             ticker,
             cache: cache::Cache::open(&settings.cache),
-            compiling: Mutex::new(()),
+            compiling: Turns::new(COMPILE_PATIENCE),
             compiler: config.program.as_deref().map(child::Compiler::new),
         })
     }

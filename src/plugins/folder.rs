@@ -201,12 +201,11 @@ impl Folder {
         linked.chain(fs::canonicalize(&self.path).ok()).collect()
     }
 
-    /// The files to be loaded now.
+    /// The files to be loaded now. Small ones first: the compiler may be at a large one for long.
     pub(super) fn loads(&self) -> impl Iterator<Item = FileLoad> {
-        self.files
-            .iter()
-            .filter(|(_, file)| file.waits())
-            .map(|(name, file)| file.load(name))
+        let mut loads: Vec<_> = self.files.iter().filter(|(_, file)| file.waits()).collect();
+        loads.sort_by_key(|(_, file)| file.seen.0.0);
+        loads.into_iter().map(|(name, file)| file.load(name))
     }
 
     /// Takes in what was loaded; returns whether anything changed for those who look.

@@ -8,6 +8,7 @@ use super::folder::{FileLoad, FileLoaded};
 use super::{Plugin, Source};
 use crate::config::{Config, PluginRules};
 use crate::engine::{Engine, Handler, Refusal};
+use crate::job::JobType;
 use crate::store::Digest;
 use crate::trust::{self, Trusted};
 
@@ -18,6 +19,15 @@ pub struct Load(pub(super) Origin<FileLoad, ReleaseLoad>);
 /// What came of a [`Load`].
 #[derive(Debug)]
 pub struct Loaded(pub(super) Origin<FileLoaded, ReleaseLoaded>);
+
+/// Tells what is being loaded from what may be loaded beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// A file, by its plugin's name.
+    File(String),
+    /// A release.
+    Release(JobType, Digest),
+}
 
 /// Something of a file or of a release.
 #[derive(Debug)]
@@ -32,6 +42,14 @@ impl Load {
         match &self.0 {
             Origin::File(load) => &load.name,
             Origin::Release(load) => load.job_type.as_str(),
+        }
+    }
+
+    /// What is loaded here.
+    pub fn key(&self) -> Key {
+        match &self.0 {
+            Origin::File(load) => Key::File(load.name.clone()),
+            Origin::Release(load) => Key::Release(load.job_type.clone(), load.version.digest),
         }
     }
 

@@ -22,7 +22,7 @@ mod shelf;
 mod signature;
 mod state;
 
-pub use load::{Load, Loaded, vet};
+pub use load::{Key, Load, Loaded, vet};
 pub use refit::{Refit, Refitted, refit};
 pub use registry::{Canary, Registry, Served};
 pub use shelf::{Shelf, require_folder};

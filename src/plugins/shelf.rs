@@ -1,7 +1,7 @@
 //! Everything a runner may serve, and what of it serves: files of the folder and releases of the fleet. Where both have something for
 //! a job type, the fleet goes first: what was pushed holds for every runner, whatever lies in the folders.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::fleet::Fleet;
 use super::folder::Folder;
 use super::hint::Hint;
-use super::load::Origin;
+use super::load::{Key, Origin};
 use super::{Load, Loaded, Plugin, PluginState, Registry, Served, Source, State};
 use crate::config::{self, Config};
 use crate::engine::Engine;
@@ -138,19 +138,18 @@ impl Shelf {
         changed
     }
 
-    /// What is to be loaded now. What comes of it is to be [`put`](Self::put) back before the next is asked for.
-    pub fn next_load(&self) -> Option<Load> {
+    /// What is to be loaded now, but for what is being loaded: what comes of that is to be [`put`](Self::put) back first.
+    pub fn next_load(&self, busy: &HashSet<Key>) -> Option<Load> {
         // Releases first: they are few, and somebody waits who pushed them.
-        let release = self.fleet.loads().map(Origin::Release).next();
-        release
-            .or_else(|| {
-                self.folder
-                    .iter()
-                    .flat_map(Folder::loads)
-                    .map(Origin::File)
-                    .next()
-            })
-            .map(Load)
+        let releases = self.fleet.loads().map(Origin::Release);
+        let files = self.folder.iter().flat_map(Folder::loads);
+        let mut loads = releases.chain(files.map(Origin::File)).map(Load);
+        loads.find(|load| !busy.contains(&load.key()))
+    }
+
+    /// Whether a release is still to be loaded.
+    pub fn awaits_release(&self) -> bool {
+        self.fleet.loads().next().is_some()
     }
 
     /// Takes in what was loaded; returns whether anything changed for those who look.

@@ -215,7 +215,7 @@ impl Runner {
     ) -> anyhow::Result<Self> {
         config.open_secrets()?;
         let settings = &config.runner;
-        let mut shelf = Shelf::of(settings)?;
+        let shelf = Shelf::of(settings)?;
         let engine = Engine::new(&config, settings.slots)?;
         let (checkpoints, saves) = checkpoints::channel();
         let shared = Arc::new(Shared {
@@ -243,14 +243,8 @@ impl Runner {
             halt: CancellationToken::new(),
             config: ArcSwap::from_pointee(config),
         });
-        let scanner = shared.clone();
-        let shelf = plugins::aside(move || {
-            scanner.scan(&mut shelf)?;
-            anyhow::Ok(shelf)
-        })
-        .await
-        .context("load the plugins")??;
-        let shelf = plugins::load_releases(&shared, shelf).await?;
+        let loaded = plugins::load(&shared, shelf).await;
+        let loaded = loaded.context("load the plugins")?;
 
         let guests = Guests::start(shared.config().engine.threads)
             .context("start the threads for guests")?;
@@ -282,7 +276,7 @@ impl Runner {
         let (reload, reloads) = settings::channel();
         chore(
             "plugins",
-            Box::pin(plugins::keep(shared.clone(), shelf, reloads)),
+            Box::pin(plugins::keep(shared.clone(), loaded, reloads)),
         );
         if let Some(file) = file {
             let watch = settings::watch(shared.clone(), file, reload);

@@ -1,30 +1,61 @@
 //! Keeps what serves up to date while everything runs.
 
-use std::collections::BTreeMap;
-use std::pin::Pin;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::time::{Instant, sleep_until};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Shared;
 use super::settings::{Reload, Reloads};
 use crate::config::Config;
 use crate::engine::hex;
-use crate::plugins::{Load, Loaded, PluginState, Shelf, Source, State, refit};
+use crate::plugins::{Key, Load, Loaded, PluginState, Shelf, Source, State, refit};
 
-/// Something that is being loaded, with the settings that it is made by.
-type Loading = Pin<Box<dyn Future<Output = anyhow::Result<(Loaded, Arc<Config>)>> + Send>>;
+/// How many things are loaded at once: two, so that one that takes the compiler minutes does not hold up the rest. The engine compiles
+/// one at a time as long as it comes to an end.
+const LANES: usize = 2;
+/// How long a start waits for the files of the folder. What takes longer serves when it is ready; jobs of its types wait.
+const START_PATIENCE: Duration = Duration::from_secs(5);
 
-impl Shared {
-    /// Loads the plugins folder; computes, so it belongs on a blocking thread.
-    pub(super) fn scan(&self, shelf: &mut Shelf) -> anyhow::Result<()> {
-        shelf.scan(&self.engine, &self.config(), &self.registry)?;
-        self.show(shelf);
-        Ok(())
+/// What was loaded, with the settings that it was made by.
+type Made = (Loaded, Arc<Config>);
+
+/// What is being loaded beside everything else.
+#[derive(Debug, Default)]
+pub(super) struct Loads {
+    tasks: JoinSet<(Key, anyhow::Result<Made>)>,
+    busy: HashSet<Key>,
+}
+
+impl Loads {
+    /// Begins with what is next.
+    fn begin(&mut self, shared: &Arc<Shared>, shelf: &Shelf) {
+        while self.tasks.len() < LANES
+            && let Some(load) = shelf.next_load(&self.busy)
+        {
+            tracing::debug!(plugin = load.name(), "a plugin is being loaded");
+            let (key, run) = (load.key(), run(shared.clone(), load));
+            self.busy.insert(key.clone());
+            self.tasks.spawn(async move { (key, run.await) });
+        }
     }
 
+    /// Waits for one to be loaded; `None` where nothing is.
+    async fn next(&mut self) -> Option<anyhow::Result<Made>> {
+        Some(match self.tasks.join_next().await? {
+            Ok((key, made)) => {
+                self.busy.remove(&key);
+                made
+            }
+            Err(error) => Err(error.into()),
+        })
+    }
+}
+
+impl Shared {
     /// Lets people see how the plugins stand.
     fn show(&self, shelf: &mut Shelf) {
         let states = shelf.states(&self.config());
@@ -89,28 +120,24 @@ pub(super) async fn aside<T: Send + 'static>(
 /// The file system may tell of thousands of changes a second.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// Notices what changes in the plugins folder. One file at a time is compiled beside it, while the rest of the folder is watched
-/// and what serves goes on serving.
-pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Reloads) {
+/// Notices what changes in the plugins folder. It is compiled beside that, while the rest of the folder is watched and what serves
+/// goes on serving.
+pub(super) async fn keep(
+    shared: Arc<Shared>,
+    (mut shelf, mut loads): (Shelf, Loads),
+    mut reloads: Reloads,
+) {
     // The folder has just been looked at.
     let hint = shelf.watch();
     let mut looked = Instant::now();
     let mut next_look = looked + shared.config().runner.plugins_interval.0;
     let mut wants = shared.wants.subscribe();
-    let mut loading: Option<Loading> = None;
     // Why the folder cannot be read: said once, however long it lasts.
     let mut unreadable: Option<String> = None;
     loop {
-        let loaded = async {
-            match &mut loading {
-                Some(loading) => loading.await,
-                None => std::future::pending().await,
-            }
-        };
         let changed = tokio::select! {
-            loaded = loaded => {
-                loading = None;
-                let Ok((loaded, config)) = loaded else { break };
+            Some(made) = loads.next() => {
+                let Ok((loaded, config)) = made else { break };
                 // What was made by settings that hold no more is made again.
                 let holds = Arc::ptr_eq(&config, &shared.config());
                 Ok(holds && shelf.put(loaded, &shared.registry))
@@ -153,12 +180,7 @@ pub(super) async fn keep(shared: Arc<Shared>, mut shelf: Shelf, mut reloads: Rel
                 changed
             }
         };
-        if loading.is_none()
-            && let Some(load) = shelf.next_load()
-        {
-            tracing::debug!(plugin = load.name(), "a plugin is being loaded");
-            loading = Some(Box::pin(run(shared.clone(), load)));
-        }
+        loads.begin(&shared, &shelf);
         if matches!(changed, Ok(true)) {
             shared.show(&mut shelf);
             tell_job_types(&shared).await;
@@ -208,7 +230,7 @@ async fn take_up(
 }
 
 /// Fetches what is to be loaded, if it is in the database, and loads it beside everything else.
-async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<(Loaded, Arc<Config>)> {
+async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<Made> {
     let config = shared.config();
     if let Some(digest) = load.needs() {
         let bytes = shared.store.component(&digest).await;
@@ -217,26 +239,46 @@ async fn run(shared: Arc<Shared>, mut load: Load) -> anyhow::Result<(Loaded, Arc
     aside(move || (load.run(&shared.engine, &config), config)).await
 }
 
-/// Loads what the fleet wants, before the first claim: a runner that starts must not run older versions of its folder for a moment.
-pub(super) async fn load_releases(shared: &Arc<Shared>, mut shelf: Shelf) -> anyhow::Result<Shelf> {
-    if !shared.config().runner.plugins_from.fleet() {
-        return Ok(shelf);
-    }
-    match shared.store.wanted().await {
-        Ok(wanted) => {
-            shelf.want(wanted.clone(), &shared.registry);
-            shared.wants.send_replace(Some(wanted));
-            while let Some(load) = shelf.next_load() {
-                let (loaded, _) = run(shared.clone(), load).await?;
-                shelf.put(loaded, &shared.registry);
+/// Loads what there is before the first claim: all that the fleet wants, since a runner that starts must not run older versions of its
+/// folder for a moment, and of the folder what is ready in time.
+pub(super) async fn load(shared: &Arc<Shared>, mut shelf: Shelf) -> anyhow::Result<(Shelf, Loads)> {
+    let deadline = Instant::now() + START_PATIENCE;
+    let looker = shared.clone();
+    // A folder on a network may take its time.
+    let look = aside(move || {
+        shelf.look(&looker.config(), &looker.registry)?;
+        anyhow::Ok(shelf)
+    });
+    let mut shelf = look.await??;
+    if shared.config().runner.plugins_from.fleet() {
+        match shared.store.wanted().await {
+            Ok(wanted) => {
+                shelf.want(wanted.clone(), &shared.registry);
+                shared.wants.send_replace(Some(wanted));
             }
-            shared.show(&mut shelf);
-        }
-        Err(error) => {
-            tracing::warn!(%error, "cannot ask which plugins the fleet serves; it is asked again");
+            Err(error) => {
+                tracing::warn!(%error, "cannot ask which plugins the fleet serves; it is asked again");
+            }
         }
     }
-    Ok(shelf)
+    let mut loads = Loads::default();
+    loop {
+        loads.begin(shared, &shelf);
+        let made = if shelf.awaits_release() {
+            loads.next().await
+        } else if let Ok(made) = timeout_at(deadline, loads.next()).await {
+            made
+        } else {
+            tracing::info!("plugins are still being compiled; jobs of the others run meanwhile");
+            break;
+        };
+        match made {
+            Some(made) => shelf.put(made?.0, &shared.registry),
+            None => break,
+        };
+    }
+    shared.show(&mut shelf);
+    Ok((shelf, loads))
 }
 
 /// Enqueue notifies the runners that say they serve the type, so it should be told soon.

@@ -12,7 +12,7 @@ use piecework::plugins::{Registry, Shelf, State};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::guests::Folder;
-use super::support::large::{leb, module, noop_with, ordinary};
+use super::support::large::{leb, module, nest, noop_with, ordinary};
 use super::support::process::command;
 use super::support::until;
 
@@ -157,13 +157,6 @@ fn the_child_is_given_no_environment() {
     };
     assert!((1..=8).contains(&threads.parse().unwrap()), "{threads}");
     assert_eq!(said("pwd"), "/\n");
-}
-
-/// Nested blocks, 3 bytes each: the time that the compiler takes grows with the square of their number. 250,000 are many minutes.
-fn nest(depth: usize) -> Vec<u8> {
-    let ends = vec![0x0b; depth];
-    let body = [[0x02, 0x40].repeat(depth), ends, vec![0x20, 0, 0x0b]].concat();
-    noop_with(&module(&[body], 0))
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Field cases of the plugins folder: O-31 (copies), O-32 (symlink swaps), O-34 (replacing and deleting under running jobs), O-35 (two
 //! files for one job type), on the file system of the build and in memory.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -17,7 +18,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use super::support::copies::{Place, copy_slowly, version};
 use super::support::db::Db;
 use super::support::process::{Host, SHORT};
-use super::support::{guests, until};
+use super::support::{guests, large, until};
 
 /// The promise is 3 s; the rest is for machines that are busy with other tests.
 const SOON: Duration = Duration::from_secs(5);
@@ -140,6 +141,27 @@ async fn process_a_lasting_fault_is_one_warning_o_31() {
     host.reaches("the plugins folder can be read again", 1)
         .await;
     assert_eq!(host.count("the plugins folder cannot be read"), 1);
+    drop(host);
+    db.drop().await;
+}
+
+/// A component that the compiler takes minutes for: neither the start nor a later file waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_a_compile_bomb_holds_nobody_up() {
+    let db = Db::new().await;
+    let place = Place::all().remove(0);
+    let noop = guests::bytes("noop");
+    place.put("mail", &noop);
+    place.put("a_bomb", &large::nest(2_000_000));
+    let host = Host::start(&db, place.path(), SHORT);
+    host.ready().await;
+    let id = db.enqueue("mail", "{}").await;
+    db.becomes(id, "done").await;
+    place.put("late", &version(&noop, "late", 1 << 20));
+    host.reaches("plugin loaded", 2).await;
+    let id = db.enqueue("late", "{}").await;
+    db.becomes(id, "done").await;
+    assert_eq!(host.count("plugin refused"), 0, "the bomb is still at it");
     drop(host);
     db.drop().await;
 }
@@ -296,7 +318,7 @@ impl Bench {
     /// As a runner does: one after another, published after each. What served meanwhile.
     fn load(&mut self) -> Vec<Option<String>> {
         let mut served = Vec::new();
-        while let Some(load) = self.shelf.next_load() {
+        while let Some(load) = self.shelf.next_load(&HashSet::new()) {
             let loaded = load.run(&self.engine, &self.config);
             self.shelf.put(loaded, &self.registry);
             served.push(self.serving());
@@ -432,7 +454,7 @@ fn what_is_no_file_is_no_plugin_and_holds_nothing_up() {
         bench.place.put("b", &guests::bytes("flaky"));
         bench.look();
         bench.look();
-        let load = bench.shelf.next_load().unwrap();
+        let load = bench.shelf.next_load(&HashSet::new()).unwrap();
         fs::remove_file(bench.place.file("b")).unwrap();
         mknodat(CWD, bench.place.file("b"), FileType::Fifo, fifo, 0).unwrap();
         let loaded = load.run(&bench.engine, &bench.config);

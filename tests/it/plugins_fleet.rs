@@ -1,5 +1,7 @@
 //! What of the fleet's releases serves on one runner, and what does not. The database's answers are given by hand: no waiting.
 
+use std::collections::HashSet;
+
 use piecework::config::Config;
 use piecework::engine::{Engine, digest, hex};
 use piecework::job::{JobId, JobType};
@@ -61,7 +63,7 @@ impl Bed {
 
     /// Loads the next version, for which the database answers this; returns whether there was one.
     fn load(&mut self, answer: Result<Option<Vec<u8>>, String>) -> bool {
-        let Some(mut load) = self.shelf.next_load() else {
+        let Some(mut load) = self.shelf.next_load(&HashSet::new()) else {
             return false;
         };
         assert!(load.needs().is_some());
@@ -74,7 +76,7 @@ impl Bed {
     /// Loads the next version, which is this one.
     fn load_good(&mut self, component: &[u8]) {
         assert_eq!(
-            self.shelf.next_load().unwrap().needs(),
+            self.shelf.next_load(&HashSet::new()).unwrap().needs(),
             Some(digest(component))
         );
         assert!(self.load(Ok(Some(component.to_vec()))));
@@ -184,7 +186,7 @@ fn what_nobody_wants_any_more_is_not_put_back() {
     let mut bed = Bed::new(&[]);
     let (first, second) = (guests::bytes("noop"), guests::bytes("flaky"));
     bed.release(&version(&first), None);
-    let mut load = bed.shelf.next_load().unwrap();
+    let mut load = bed.shelf.next_load(&HashSet::new()).unwrap();
     bed.release(&version(&second), None);
     load.give(Ok(Some(first)));
     let loaded = load.run(&bed.engine, &bed.config);
@@ -230,7 +232,7 @@ fn a_canary_gets_its_share_of_the_jobs_and_always_the_same() {
     bed.load_good(&canary);
     bed.release(&version(&canary), None);
     assert!((0..1000).all(|id| runs(&bed, id)));
-    assert!(bed.shelf.next_load().is_none());
+    assert!(bed.shelf.next_load(&HashSet::new()).is_none());
 }
 
 #[test]

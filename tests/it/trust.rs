@@ -1,5 +1,6 @@
 //! Which components may serve: pins and signatures, for files and for what the fleet gives, and what `plugins check` says.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
@@ -240,7 +241,7 @@ impl Bed {
             revision,
         };
         self.shelf.want(vec![wanted], &self.registry);
-        let mut load = self.shelf.next_load().unwrap();
+        let mut load = self.shelf.next_load(&HashSet::new()).unwrap();
         load.give(Ok(Some(bytes.to_vec())));
         let loaded = load.run(&self.engine, &self.config);
         self.shelf.put(loaded, &self.registry);

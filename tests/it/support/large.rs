@@ -83,3 +83,10 @@ pub(crate) fn leb(bytes: &mut Vec<u8>, mut number: usize) {
     }
     bytes.push(number as u8);
 }
+
+/// Nested blocks, 3 bytes each: the time that the compiler takes grows with the square of their number. 250,000 are many minutes.
+pub(crate) fn nest(depth: usize) -> Vec<u8> {
+    let ends = vec![0x0b; depth];
+    let body = [[0x02, 0x40].repeat(depth), ends, vec![0x20, 0, 0x0b]].concat();
+    noop_with(&module(&[body], 0))
+}
