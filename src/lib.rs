@@ -5,6 +5,7 @@
 //! | rank | modules | what |
 //! |---|---|---|
 //! | 0 | [`job`], [`backoff`], [`policy`], [`schedule`] | the words of the domain; where HTTP may go; when schedules tick; all pure |
+//! | 0 | [`componentize`], [`scaffold`] | core modules to components; new projects for handlers; both pure but for the files they are asked to write |
 //! | 1 | [`config`] | `runner.toml` |
 //! | 2 | [`telemetry`] | log, events, counters |
 //! | 2 | [`trust`] | which components may serve |
@@ -19,6 +20,7 @@
 
 pub mod backoff;
 pub mod cli;
+pub mod componentize;
 pub mod config;
 pub mod dev;
 pub mod engine;
@@ -27,6 +29,7 @@ pub mod job;
 pub mod plugins;
 pub mod policy;
 pub mod runner;
+pub mod scaffold;
 pub mod schedule;
 pub mod store;
 pub mod telemetry;

@@ -16,6 +16,7 @@ mod batch;
 mod bench;
 mod check;
 mod compile;
+mod componentize;
 mod demo;
 mod dev;
 mod enqueue;
@@ -24,6 +25,7 @@ mod invoke;
 mod jobs;
 mod listing;
 mod migrate;
+mod new;
 mod plugins;
 mod print;
 mod queue;
@@ -71,7 +73,9 @@ enum Command {
     Retention(retention::Retention),
     Schedules(schedules::Schedules),
     Plugins(plugins::Plugins),
+    New(new::New),
     Invoke(invoke::Invoke),
+    Componentize(componentize::Componentize),
     Status(status::Status),
     Bench(bench::Bench),
     #[command(hide = true)]
@@ -139,6 +143,13 @@ impl Cli {
         if let Command::CompileComponent(command) = self.command {
             return command.run();
         }
+        // Nor do these heed any.
+        if let Command::New(command) = &self.command {
+            return command.run();
+        }
+        if let Command::Componentize(command) = &self.command {
+            return command.run();
+        }
         let mut config = Config::load(self.config.as_deref())?;
         config.program = compile::own_program();
         match self.command {
@@ -156,7 +167,9 @@ impl Cli {
             Command::Retention(command) => command.run(&config),
             Command::Schedules(command) => command.run(&config),
             Command::Plugins(command) => command.run(&config),
+            Command::New(command) => command.run(),
             Command::Invoke(command) => command.run(&config),
+            Command::Componentize(command) => command.run(),
             Command::Status(command) => command.run(&config),
             Command::Bench(command) => command.run(config),
             Command::CompileComponent(command) => command.run(),

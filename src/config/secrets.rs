@@ -66,15 +66,30 @@ impl Config {
     /// # Errors
     /// Names the secret whose variable or file is missing, and never shows a value.
     pub fn open_secrets(&mut self) -> Result<(), Error> {
+        self.open(SecretSettings::read)
+    }
+
+    /// The same for a trial that makes no call: what cannot be read is not missed.
+    ///
+    /// # Errors
+    /// Never: something stands in for what cannot be read.
+    pub fn open_secrets_for_trial(&mut self) -> Result<(), Error> {
+        let stand_in = Hidden::new("stand-in");
+        self.open(|settings| Ok(settings.read().unwrap_or_else(|_| stand_in.clone())))
+    }
+
+    fn open(
+        &mut self,
+        read: impl Fn(&SecretSettings) -> Result<Hidden, String>,
+    ) -> Result<(), Error> {
         let granted = self.plugins.values().flat_map(|plugin| &plugin.secrets);
         let mut opened = BTreeMap::new();
         for name in granted {
             let Some(settings) = self.secrets.get(name) else {
                 continue;
             };
-            let value = settings
-                .read()
-                .map_err(|message| self.unfit(&["secrets", name], &message))?;
+            let value =
+                read(settings).map_err(|message| self.unfit(&["secrets", name], &message))?;
             opened.insert(
                 name.clone(),
                 Secret {

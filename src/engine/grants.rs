@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Engine, Stop};
 use crate::config::{Limits, PluginRules};
-use crate::http::{Client, Rules};
+use crate::http::{Client, Rules, Tape};
 
 /// What a plugin may do: its limits, its HTTP with a pool of connections, its settings.
 #[derive(Debug)]
@@ -22,6 +22,11 @@ pub struct Grants {
 impl Engine {
     /// Makes ready what the plugin `name` may do by these rules.
     pub fn grants(&self, name: &str, rules: &PluginRules) -> Grants {
+        self.grants_with(name, rules, None)
+    }
+
+    /// The same with HTTP calls that are answered from a tape, or kept on it.
+    pub fn grants_with(&self, name: &str, rules: &PluginRules, tape: Option<Arc<Tape>>) -> Grants {
         let http = &rules.http;
         let client = Client::new(
             &self.net,
@@ -35,6 +40,10 @@ impl Engine {
                 ceiling_at: http.ceiling_at.clone(),
             },
         );
+        let client = match tape {
+            Some(tape) => client.taped(tape),
+            None => client,
+        };
         Grants {
             limits: rules.limits,
             http: Arc::new(client),

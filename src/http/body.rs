@@ -239,7 +239,8 @@ pub struct Body {
     end: Arc<OnceLock<Result<(), Error>>>,
     /// What is still to come, where the server said how much there is.
     left: Option<u64>,
-    call: Arc<Call>,
+    /// None for an answer that was never on the network.
+    call: Option<Arc<Call>>,
     done: bool,
 }
 
@@ -263,7 +264,24 @@ impl Body {
             frames,
             end,
             left,
-            call: call.clone(),
+            call: Some(call.clone()),
+            done: false,
+        }
+    }
+
+    /// An answer that is there already.
+    pub(super) fn whole(content: Bytes) -> Self {
+        let (give, frames) = mpsc::channel(1);
+        let left = Some(bytes(content.len()));
+        if !content.is_empty() {
+            // There is room for one, and nobody else gives.
+            let _ = give.try_send(Frame::data(content));
+        }
+        Self {
+            frames,
+            end: Arc::new(OnceLock::from(Ok(()))),
+            left,
+            call: None,
             done: false,
         }
     }
@@ -305,7 +323,9 @@ impl http_body::Body for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        self.call.end("dropped");
+        if let Some(call) = &self.call {
+            call.end("dropped");
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::bounds::{Bounds, Phase};
 use super::pool::{Key, Pool};
 use super::sockets::{Socket, Sockets};
 use super::wire::Wire;
-use super::{Error, Net, Session, Shared, connect};
+use super::{Error, Net, Session, Shared, Tape, connect};
 use crate::config::{HttpLimits, Secret};
 use crate::policy::{AddressKind, Destination, Miss, Policy, Rule, Scheme, address_kind};
 
@@ -49,6 +49,8 @@ pub struct Client {
     pool: Arc<Pool>,
     sockets: Sockets,
     lookups: Arc<Semaphore>,
+    /// Where its calls are answered from, or kept.
+    pub(super) tape: Option<Arc<Tape>>,
 }
 
 /// What both lists say about a request that they allow.
@@ -78,6 +80,15 @@ impl Client {
             lookups: Arc::new(Semaphore::new(LOOKUPS_OF_ONE)),
             net: net.shared.clone(),
             rules,
+            tape: None,
+        }
+    }
+
+    /// The same with calls that are answered from a tape, or kept on it.
+    pub fn taped(self, tape: Arc<Tape>) -> Self {
+        Self {
+            tape: Some(tape),
+            ..self
         }
     }
 

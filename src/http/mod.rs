@@ -32,6 +32,7 @@ mod pool;
 mod secrets;
 mod session;
 mod sockets;
+mod tape;
 mod tls;
 mod whole;
 mod wire;
@@ -51,6 +52,7 @@ pub use call::Usage;
 pub use client::{Client, Rules};
 pub use error::Error;
 pub use session::{Answer, Session};
+pub use tape::Tape;
 
 use body::Outgoing;
 

@@ -170,7 +170,7 @@ fn placeholder(secret: &Secret) -> String {
 }
 
 /// Where `needle` begins. Looking for its first byte alone first keeps a body of megabytes cheap.
-fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
+pub(super) fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
     let first = *needle.first()?;
     let mut from = 0;
     while let Some(at) = text.get(from..)?.iter().position(|byte| *byte == first) {
@@ -205,7 +205,7 @@ fn basic(value: &[u8]) -> Option<(&[u8], &[u8])> {
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-fn encode(bytes: &[u8]) -> String {
+pub(super) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
         let [a, b, c] = [0, 1, 2].map(|at| u32::from(chunk.get(at).copied().unwrap_or(0)));
@@ -222,7 +222,7 @@ fn encode(bytes: &[u8]) -> String {
     text
 }
 
-fn decode(text: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn decode(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut held) = (0_u32, 0);
     for symbol in text.trim_ascii().iter().filter(|symbol| **symbol != b'=') {

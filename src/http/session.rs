@@ -19,6 +19,7 @@ use super::exchange::Exchange;
 use super::head::{self, Additions, Head};
 use super::pool::Key;
 use super::secrets::{Placeholders, refuse_body};
+use super::tape::{self, Masks};
 use super::{Body, Error, Outgoing, whole};
 use crate::policy::{self, UrlError};
 
@@ -95,6 +96,43 @@ impl Session {
         timeout: Option<Duration>,
     ) -> Result<Answer, Error> {
         let body = body.unwrap_or_default();
+        match &self.client.tape {
+            None => self.call(method, url, headers, body, timeout).await,
+            Some(tape) => {
+                let request = tape::Request {
+                    method,
+                    url,
+                    headers,
+                    body: &body,
+                };
+                let secrets = &self.client.rules.secrets;
+                let pairs = || self.placeholders.pairs(secrets);
+                let mut masks: Masks<'_> = pairs()
+                    .map(|(secret, placeholder)| (placeholder, secret.name.as_str()))
+                    .collect();
+                if let Some(answer) = tape.answer(&request, &masks) {
+                    let call = self.open()?;
+                    call.end(answer.as_ref().map_or_else(Error::kind, |_| "done"));
+                    return answer;
+                }
+                let answer = self.call(method, url, headers, body.clone(), timeout).await;
+                masks.extend(
+                    pairs().map(|(secret, _)| (secret.value.reveal(), secret.name.as_str())),
+                );
+                tape.keep(&request, &answer, &masks);
+                answer
+            }
+        }
+    }
+
+    async fn call(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(String, String)],
+        body: Bytes,
+        timeout: Option<Duration>,
+    ) -> Result<Answer, Error> {
         let call = self.open()?;
         let door = Door {
             method,
@@ -157,6 +195,9 @@ impl Session {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
+        if self.client.tape.is_some() {
+            return self.whole(request).await;
+        }
         let (request, body) = request.into_parts();
         let call = self.open()?;
         let door = Door {
@@ -183,6 +224,38 @@ impl Session {
             Ok(response.map(|reading| Body::new(reading, &exchange.call)))
         })
         .await
+    }
+
+    /// The streaming door with a tape: both bodies are read whole first.
+    async fn whole<B>(&self, request: ::http::Request<B>) -> Result<::http::Response<Body>, Error>
+    where
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (request, body) = request.into_parts();
+        let fault = |error: Box<dyn std::error::Error + Send + Sync>| {
+            Error::Protocol(format!(
+                "the handler ended its request's body with an error: {error}"
+            ))
+        };
+        let body = body.collect().await.map_err(|error| fault(error.into()))?;
+        let text = |value: &::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into();
+        let headers: Vec<_> = request
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str().to_owned(), text(value)))
+            .collect();
+        let (method, url) = (request.method.as_str(), request.uri.to_string());
+        let answer = self
+            .send(method, &url, &headers, Some(body.to_bytes()), None)
+            .await?;
+        let mut response = ::http::Response::builder().status(answer.status);
+        for (name, value) in &answer.headers {
+            response = response.header(name, value);
+        }
+        response
+            .body(Body::whole(answer.body))
+            .map_err(|error| Error::Protocol(format!("the recorded answer is none: {error}")))
     }
 
     fn open(&self) -> Result<Arc<Call>, Error> {

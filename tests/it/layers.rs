@@ -4,11 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module and rank; `config` sees the pure words, and so on.
-const RANKS: [(&str, u32); 14] = [
+const RANKS: [(&str, u32); 16] = [
     ("job", 0),
     ("backoff", 0),
     ("policy", 0),
     ("schedule", 0),
+    ("componentize", 0),
+    ("scaffold", 0),
     ("config", 1),
     ("telemetry", 2),
     ("trust", 2),

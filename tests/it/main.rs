@@ -41,6 +41,7 @@ mod http;
 mod http_connections;
 mod http_requests;
 mod keys;
+mod languages;
 mod large;
 mod layers;
 mod lease;
