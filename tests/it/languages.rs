@@ -121,7 +121,7 @@ fn cases(language: &'static str, origin: &str) -> Vec<Case> {
             &["guest_retry", "trap"],
             "asked to panic",
         ),
-        case("loop", "failed", &["timeout", "cpu_limit"], "limit"),
+        case("loop", "failed", &["timeout", "cpu_limit"], ""),
         // A language's own exception may come first; the host says what it was.
         case("allocate", "failed", &["out_of_memory"], "memory"),
         case("random", "done", &[], ""),
