@@ -4,6 +4,10 @@ import "unsafe"
 
 // The border: the canonical ABI by hand, so that no module from outside is needed. Addresses are 32 bits.
 //
+// While the host asks for room, this component may call nobody; Go's runtime looks at the clock then. hold tells the adapter of
+// `piecework componentize` to answer by itself: before each call whose answer needs room, and until run is called. Goroutines that
+// are still at work then may be run, and must not call the host: wait for them before you do.
+//
 // What the host is given must not lie on a stack, which may move while the host asks for room: it is kept in `given` until the
 // host has returned. What the host writes is kept in `room` until Go's own pointers hold it.
 
@@ -19,9 +23,20 @@ func address(of unsafe.Pointer) uint32   { return uint32(uintptr(of)) }
 func text(start, length uint32) string   { return string(unsafe.Slice((*byte)(at(start)), length)) }
 func word(address uint32) uint32         { return *(*uint32)(at(address)) }
 func first(word uint32) byte             { return byte(word) }
-func answers() uint32                    { return address(unsafe.Pointer(&answer)) }
+
+//go:wasmimport wasi_snapshot_preview1 piecework_hold
+func hold(on uint32)
+
+func init() { hold(1) }
+
+// The last thing before a call whose answer needs room.
+func answers() uint32 {
+	hold(1)
+	return address(unsafe.Pointer(&answer))
+}
 
 func done() {
+	hold(0)
 	clear(given)
 	given = given[:0]
 	clear(room)
