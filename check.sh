@@ -52,6 +52,9 @@ if [ -z "${DATABASE_URL:-}" ]; then
     export DATABASE_URL
 fi
 
+step languages
+scripts/languages.sh
+
 step tests
 if cargo nextest --version >/dev/null 2>&1; then
     cargo nextest run --locked

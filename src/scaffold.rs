@@ -162,13 +162,23 @@ pub struct File {
     pub executable: bool,
 }
 
+impl File {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.content).into_owned()
+    }
+}
+
+fn is_notes(file: &File) -> bool {
+    file.path == Path::new("notes.md")
+}
+
 /// The files of a project.
 ///
 /// # Errors
 /// When the name is none.
 pub fn files(name: &str, language: Language) -> Result<Vec<File>, Error> {
     check(name)?;
-    let mut files = Vec::new();
+    let mut files: Vec<File> = Vec::new();
     let mut lay = |folder: Option<&Dir<'_>>, at: &str| {
         for file in folder.into_iter().flat_map(Dir::entries) {
             gather(file, Path::new(at), name, &mut files);
@@ -179,6 +189,18 @@ pub fn files(name: &str, language: Language) -> Result<Vec<File>, Error> {
     lay(TEMPLATES.get_dir(language.as_str()), "");
     lay(SDKS.get_dir(sdk), at);
     lay(Some(&WORLD), "wit");
+    // What the README says of the language.
+    let (notes, mut files): (Vec<_>, Vec<_>) = files.into_iter().partition(is_notes);
+    let notes = notes.first().map_or_else(String::new, File::text);
+    for file in files
+        .iter_mut()
+        .filter(|file| file.path == Path::new("README.md"))
+    {
+        file.content = file
+            .text()
+            .replace("@NOTES@", notes.trim_end())
+            .into_bytes();
+    }
     Ok(files)
 }
 
