@@ -72,6 +72,10 @@ pub fn componentize(module: &[u8]) -> Result<Vec<u8>, Error> {
 }
 
 /// Whether it imports from preview 1.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "of most sections nothing is asked"
+)]
 fn examine(module: &[u8]) -> Result<bool, Error> {
     let broken = |error: wasmparser::BinaryReaderError| Error::NoModule(error.message().to_owned());
     let mut preview1 = false;
@@ -93,7 +97,6 @@ fn examine(module: &[u8]) -> Result<bool, Error> {
                     exports.push((export.name, export.kind));
                 }
             }
-            #[expect(clippy::wildcard_enum_match_arm, reason = "nothing else is asked")]
             _ => {}
         }
     }
