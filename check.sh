@@ -21,7 +21,7 @@ step clippy
 cargo clippy --all-targets --locked -- -D warnings
 
 step build
-# With the tests: alone, the program would be compiled with fewer features, and all of it twice.
+# With tests and examples: alone, the program would be compiled with fewer features, and all of it twice.
 cargo test --no-run --locked
 
 database=
@@ -54,6 +54,9 @@ fi
 
 step languages
 scripts/languages.sh
+
+step examples
+examples/build.sh
 
 step tests
 if cargo nextest --version >/dev/null 2>&1; then

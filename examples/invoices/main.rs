@@ -194,7 +194,11 @@ async fn main() -> Result<ExitCode> {
         .iter()
         .filter(|id| book.mails.get(id) == Some(&1))
         .count();
-    let strangers = book.mails.keys().filter(|id| !billed.contains(id)).count();
+    let strangers = book
+        .mails
+        .keys()
+        .filter(|id| **id > first && !billed.contains(id))
+        .count();
     println!(
         "{} invoices in {took:.1} s, {attempts} attempts at mails, {} requests, {} of them answered badly or not at all, {} runners killed",
         billed.len(),

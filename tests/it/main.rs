@@ -22,6 +22,7 @@ mod dev_host;
 mod docs;
 mod doors;
 mod enqueue;
+mod examples;
 mod fence;
 mod field_data;
 mod field_flat;
