@@ -271,6 +271,10 @@ impl Play {
     }
 
     /// Runs a statement of queries.sql and shows its first rows.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the statements come from a file of the tree"
+    )]
     async fn ask(&self, what: &str, number: usize, rows: usize) -> Result<()> {
         let statements: Vec<_> = include_str!("queries.sql").split(";\n").collect();
         let statement = format!("select to_jsonb(q)::text from ({}\n) q", statements[number]);

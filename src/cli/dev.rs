@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::run::{Overrides, Signals, migrated, require_folder, serve, settings_file};
-use super::{Ending, block_on, database_or_private, print};
+use super::watch::Project;
+use super::{Ending, Misuse, block_on, database_or_private, print};
 use crate::config::Config;
 
 /// Start a private PostgreSQL (unless a database is configured), migrate it, and run jobs
@@ -19,6 +20,16 @@ pub(super) struct Dev {
     /// Start only the database, for psql, tests and applications
     #[arg(long)]
     database_only: bool,
+    /// Build the project in this folder (the current one when none is given) with its build.sh now and whenever a file of it is
+    /// saved, and run the last job anew with the new version; plugins are then those of FOLDER/plugins
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        num_args = 0..=1,
+        default_missing_value = ".",
+        conflicts_with = "database_only"
+    )]
+    watch: Option<PathBuf>,
 }
 
 impl Dev {
@@ -27,8 +38,16 @@ impl Dev {
             overrides,
             data,
             database_only,
+            watch,
         } = self;
+        let built_to = watch.as_ref().map(|folder| match folder.to_str() {
+            Some(".") => PathBuf::from("plugins"),
+            _ => folder.join("plugins"),
+        });
         let over = move |config: &mut Config| {
+            if let Some(plugins) = &built_to {
+                config.runner.plugins_folder.clone_from(plugins);
+            }
             if let Some(data) = &data {
                 config.database.folder.clone_from(data);
             }
@@ -36,6 +55,18 @@ impl Dev {
         };
         over(&mut config)?;
         let file = settings_file(&config, over);
+        let project = match &watch {
+            Some(folder) => {
+                let plugins = &config.runner.plugins_folder;
+                let project = Project::open(folder, plugins)?;
+                // A new project has none before its first build.
+                std::fs::create_dir_all(plugins).map_err(|error| {
+                    Misuse(format!("cannot make `{}`: {error}", plugins.display()))
+                })?;
+                Some(project)
+            }
+            None => None,
+        };
         if !database_only {
             require_folder(&config)?;
         }
@@ -52,7 +83,14 @@ impl Dev {
                 signals.next().await;
                 return Ok(Ending::Done);
             }
-            Box::pin(serve(config, file, store, signals)).await
+            let serving = Box::pin(serve(config, file, store.clone(), signals));
+            match project {
+                None => serving.await,
+                Some(project) => tokio::select! {
+                    ending = serving => ending,
+                    fault = Box::pin(project.watch(&store)) => match fault? {},
+                },
+            }
         });
         // The server stops last, whatever happened.
         if let Some(cluster) = cluster {

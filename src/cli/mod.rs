@@ -33,6 +33,7 @@ mod retention;
 mod run;
 mod schedules;
 mod status;
+mod watch;
 
 /// A job runner on PostgreSQL whose handlers are WebAssembly components.
 #[derive(Debug, Parser)]

@@ -19,6 +19,7 @@ mod claims;
 mod cli;
 mod dev;
 mod dev_host;
+mod dev_watch;
 mod docs;
 mod doors;
 mod enqueue;
