@@ -183,7 +183,7 @@ pub(super) fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
 }
 
 /// Everything that a query could read as something else becomes `%XX`.
-fn percent_encode(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

@@ -116,8 +116,15 @@ impl Session {
                     return answer;
                 }
                 let answer = self.call(method, url, headers, body.clone(), timeout).await;
+                let shown: Vec<_> = pairs()
+                    .flat_map(|(secret, _)| {
+                        tape::spellings(secret.value.reveal()).map(move |shown| (shown, secret))
+                    })
+                    .collect();
                 masks.extend(
-                    pairs().map(|(secret, _)| (secret.value.reveal(), secret.name.as_str())),
+                    shown
+                        .iter()
+                        .map(|(shown, secret)| (shown.as_str(), secret.name.as_str())),
                 );
                 tape.keep(&request, &answer, &masks);
                 answer

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::secrets::{decode, encode};
+use super::secrets::{decode, encode, percent_encode};
 use super::{Answer, Error};
 
 /// What is done about a handler's calls in place of making them, or beside it.
@@ -302,6 +302,27 @@ impl Tape {
     fn calls(&self) -> MutexGuard<'_, Vec<Call>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A secret as a server may send it back: as it is, in a query, and within base64 as in `Basic` credentials, whose text for it depends
+/// on what stands before.
+pub(super) fn spellings(secret: &str) -> impl Iterator<Item = String> {
+    let within = (0..3).filter_map(|before| {
+        let all = encode(&[&vec![0; before], secret.as_bytes()].concat());
+        // The first and the last characters have bits of what stands beside.
+        let from = (before * 8).div_ceil(6);
+        let to = (before + secret.len()) * 8 / 6;
+        all.get(from..to)
+            // Of a secret of a few letters too little would be left to be sure.
+            .filter(|middle| middle.len() >= 6)
+            .map(str::to_owned)
+    });
+    let mut all: Vec<_> = [secret.to_owned(), percent_encode(secret)]
+        .into_iter()
+        .chain(within)
+        .collect();
+    all.dedup();
+    all.into_iter()
 }
 
 fn mask(text: &str, masks: &Masks<'_>) -> String {
