@@ -215,6 +215,54 @@ async fn process_handlers_of_all_languages_behave_alike() {
     db.drop().await;
 }
 
+/// What `piecework new` lays out, built as it is: its first job, its follow-up, and a page that is not there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_a_new_project_in_each_language_does_its_first_job() {
+    let built = built();
+    let db = Db::new().await;
+    let server = Server::plain().await;
+    let plugins = Folder::new();
+    for (language, _) in &built {
+        let name = format!("watch-{language}");
+        plugins.put(&name, &fs::read(place(&format!("{name}.wasm"))).unwrap());
+    }
+    let settings = format!(
+        "[runner]\nslots = 4\n[defaults.http]\nallow = [{{ to = '{}', private = true }}]\n",
+        server.origin()
+    );
+    let host = Host::start(&db, plugins.path(), &settings);
+    for (language, _) in &built {
+        let job_type = format!("watch-{language}");
+        let job = |path: &str| json!({ "url": server.url(path), "times": 2 }).to_string();
+        let good = db.enqueue(&job_type, &job("/fill?7")).await;
+        // A type that a host is still compiling waits; so do the others of the queue for none of it.
+        let seen = settled(&db, good, "done").await;
+        assert_eq!(
+            seen["result"],
+            json!({ "status": 200, "bytes": 7, "left": 1 }),
+            "{language}: {seen}"
+        );
+        let missing = db
+            .enqueue(&job_type, r#"{"url": "http://127.0.0.2:9/"}"#)
+            .await;
+        until("the denied call", || async {
+            let error = db
+                .text(
+                    "select last_error from piecework.jobs where id = $1",
+                    missing,
+                )
+                .await;
+            error.filter(|error| error.contains("is not allowed"))
+        })
+        .await;
+    }
+    let next = "select count(*) from piecework.jobs where job_type like 'watch-%' and state = 'pending' and parent is not null \
+                and (payload ->> 'times')::int = 1 and due_at > enqueued_at + interval '55 s'";
+    assert_eq!(db.number(next).await, i64::try_from(built.len()).unwrap());
+    drop(host);
+    db.drop().await;
+}
+
 /// The job as the view shows it, once it has come to this state, or ended in another.
 async fn settled(db: &Db, id: JobId, state: &str) -> Value {
     until("the end of a job", || async {
