@@ -1,6 +1,6 @@
 //! The applications under `examples/`, played whole, with a runner killed every two seconds.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::support::db::Db;
@@ -52,4 +52,28 @@ async fn process_each_invoice_has_one_mail_whatever_happens() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn process_pages_climb_their_ladders_until_they_are_acknowledged() {
     play("escalation", &["--alerts", "50", "--seconds", "8"]).await;
+}
+
+/// Each statement of the examples can be pasted into psql.
+#[tokio::test]
+async fn the_sql_of_the_examples_runs() {
+    for name in ["invoices", "escalation"] {
+        let db = Db::new().await;
+        for file in ["schema.sql", "queries.sql"] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("examples")
+                .join(name)
+                .join(file);
+            let text = std::fs::read_to_string(&path).unwrap();
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the statements come from files of the tree"
+            )]
+            let ran = sqlx::raw_sql(sqlx::AssertSqlSafe(text))
+                .execute(&db.pool)
+                .await;
+            ran.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+        db.drop().await;
+    }
 }
