@@ -152,7 +152,10 @@ impl Invoke {
         }
         let rules = config.plugin(&name);
         let engine = Engine::new(&config, 1)?;
-        let grants = engine.grants_with(&name, &rules, tape.clone());
+        let grants = match &tape {
+            Some(tape) => engine.grants_taped(&name, &rules, tape.clone()),
+            None => engine.grants(&name, &rules),
+        };
         let begun = Instant::now();
         let handler = engine
             .compile(&bytes, rules.limits.fuel.is_some())

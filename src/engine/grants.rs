@@ -22,33 +22,42 @@ pub struct Grants {
 impl Engine {
     /// Makes ready what the plugin `name` may do by these rules.
     pub fn grants(&self, name: &str, rules: &PluginRules) -> Grants {
-        self.grants_with(name, rules, None)
+        Grants::new(rules, Client::new(&self.net, http_rules(name, rules)))
+    }
+
+    /// The same in the place of earlier grants: connections are kept where nothing is new about where they may lead.
+    pub fn grants_after(&self, before: &Grants, name: &str, rules: &PluginRules) -> Grants {
+        let client = before.http.renewed(&self.net, http_rules(name, rules));
+        Grants::new(rules, client)
     }
 
     /// The same with HTTP calls that are answered from a tape, or kept on it.
-    pub fn grants_with(&self, name: &str, rules: &PluginRules, tape: Option<Arc<Tape>>) -> Grants {
-        let http = &rules.http;
-        let client = Client::new(
-            &self.net,
-            Rules {
-                plugin: name.to_owned(),
-                allow: http.allow.clone(),
-                ceiling: http.ceiling.clone(),
-                limits: http.limits,
-                secrets: rules.secrets.clone(),
-                allow_at: http.allow_at.clone(),
-                ceiling_at: http.ceiling_at.clone(),
-            },
-        );
-        let client = match tape {
-            Some(tape) => client.taped(tape),
-            None => client,
-        };
-        Grants {
+    pub fn grants_taped(&self, name: &str, rules: &PluginRules, tape: Arc<Tape>) -> Grants {
+        let client = Client::new(&self.net, http_rules(name, rules));
+        Grants::new(rules, client.taped(tape))
+    }
+}
+
+impl Grants {
+    fn new(rules: &PluginRules, client: Client) -> Self {
+        Self {
             limits: rules.limits,
             http: Arc::new(client),
             config: Arc::new(rules.config.clone()),
         }
+    }
+}
+
+fn http_rules(name: &str, rules: &PluginRules) -> Rules {
+    let http = &rules.http;
+    Rules {
+        plugin: name.to_owned(),
+        allow: http.allow.clone(),
+        ceiling: http.ceiling.clone(),
+        limits: http.limits,
+        secrets: rules.secrets.clone(),
+        allow_at: http.allow_at.clone(),
+        ceiling_at: http.ceiling_at.clone(),
     }
 }
 

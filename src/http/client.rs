@@ -47,7 +47,7 @@ pub struct Client {
     pub(super) rules: Rules,
     pub(super) plugin: Arc<str>,
     pool: Arc<Pool>,
-    sockets: Sockets,
+    sockets: Arc<Sockets>,
     lookups: Arc<Semaphore>,
     /// Where its calls are answered from, or kept.
     pub(super) tape: Option<Arc<Tape>>,
@@ -74,12 +74,32 @@ impl Client {
         let plugin = rules.plugin.as_str().into();
         let pool = Pool::new(net.shared.idle);
         Self {
-            sockets: Sockets::new(&plugin, &net.shared.sockets, &pool),
+            sockets: Arc::new(Sockets::new(&plugin, &net.shared.sockets, &pool)),
             plugin,
             pool,
             lookups: Arc::new(Semaphore::new(LOOKUPS_OF_ONE)),
             net: net.shared.clone(),
             rules,
+            tape: None,
+        }
+    }
+
+    /// A client with other rules. It goes on with the connections of this one where the rules are the same about where they may lead:
+    /// they are kept by the place of their rule in the list.
+    pub fn renewed(&self, net: &Net, rules: Rules) -> Self {
+        let old = &self.rules;
+        let same = (&old.plugin, &old.allow, &old.ceiling)
+            == (&rules.plugin, &rules.allow, &rules.ceiling);
+        if !same {
+            return Self::new(net, rules);
+        }
+        Self {
+            net: self.net.clone(),
+            rules,
+            plugin: self.plugin.clone(),
+            pool: self.pool.clone(),
+            sockets: self.sockets.clone(),
+            lookups: self.lookups.clone(),
             tape: None,
         }
     }

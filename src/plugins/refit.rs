@@ -131,7 +131,7 @@ impl Refit {
             source: old.source,
             name: self.name.clone(),
             signature: old.signature.clone(),
-            grants: engine.grants(&self.name, rules),
+            grants: engine.grants_after(&old.grants, &self.name, rules),
             handler,
             rules: rules.clone(),
         }))

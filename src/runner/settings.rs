@@ -179,6 +179,13 @@ async fn apply(
     plugins: &mpsc::Sender<Reload>,
 ) -> Result<Vec<String>, Refused> {
     let (now, read, text) = (shared.config(), file.read.clone(), text.to_owned());
+    // As settings it would mean all defaults; far more likely somebody is about to write it.
+    if text.trim().is_empty() && !now.is_text(&text) {
+        return Err(Refused::Wrong(format!(
+            "`{}` is empty: for the defaults leave a comment in it, or start without it",
+            file.path.display()
+        )));
+    }
     let prepared = aside(move || {
         let mut config = read(&text)?;
         config.open_secrets()?;

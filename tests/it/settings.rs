@@ -355,3 +355,51 @@ async fn process_thirty_reloads_under_load_fail_no_job() {
     assert_eq!(bed.db.number(done).await, all);
     bed.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_connections_outlive_settings_that_are_not_about_them() {
+    let server = Server::plain().await;
+    let rules = |timeout: &str, more: &str| {
+        format!(
+            "[defaults.http]\nallow = [{{ to = '{}', private = true }}{more}]\n[plugins.probe]\ntimeout = '{timeout}'\n",
+            server.origin()
+        )
+    };
+    let mut bed = Bed::new("1h", &[("probe", "probe")], &rules("3s", "")).await;
+    let call = json!({ "do": "http", "url": server.url("/echo") });
+    bed.result("probe", &call).await;
+    bed.result("probe", &call).await;
+    assert_eq!(server.accepted(), 1);
+    // Lines above the rules change where messages say that they are, and nothing else.
+    bed.write(&format!("# Something new.\n{}", rules("2s", "")));
+    bed.host.signal(Signal::HUP);
+    assert_eq!(bed.reloaded().await, "plugins.probe.timeout");
+    bed.result("probe", &call).await;
+    assert_eq!(server.accepted(), 1, "the connection was kept");
+    // Another list of rules may be about other connections.
+    bed.write(&rules("2s", ", 'https://elsewhere.example'"));
+    bed.host.signal(Signal::HUP);
+    bed.reloaded().await;
+    bed.result("probe", &call).await;
+    assert_eq!(server.accepted(), 2);
+    bed.end().await;
+}
+
+/// An editor or a tool has emptied the file and not yet written it, or never will.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_a_file_that_was_emptied_changes_nothing() {
+    let before = "[plugins.probe]\ntimeout = '3s'\n";
+    let mut bed = Bed::new("1h", &[("probe", "probe")], before).await;
+    for text in ["", " \n\n"] {
+        fs::write(bed.host.settings(), text).unwrap();
+        bed.host.signal(Signal::HUP);
+        let reason = bed.refused().await;
+        assert!(reason.contains("is empty"), "{reason}");
+    }
+    let error = bed.timeout_of_probe().await;
+    assert!(error.contains('3'), "{error}");
+    bed.write("[plugins.probe]\ntimeout = '1s'\n");
+    bed.host.signal(Signal::HUP);
+    assert_eq!(bed.reloaded().await, "plugins.probe.timeout");
+    bed.end().await;
+}
