@@ -10,6 +10,7 @@
 #ifndef PIECEWORK_H
 #define PIECEWORK_H
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -63,6 +64,41 @@ PW_FN bool pw_is(pw_str text, const char *other) {
     return text.len == strlen(other) && !memcmp(text.ptr, other, text.len);
 }
 
+/* How many bytes the character at the start of a text has; 0 where it is no UTF-8. */
+PW_FN size_t pw_char(const char *text, size_t len) {
+    const unsigned char *at = (const unsigned char *)text;
+    size_t size = at[0] < 0x80 ? 1 : at[0] < 0xc2 ? 0 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : at[0] < 0xf5 ? 4 : 0;
+    if (size > len) return 0;
+    for (size_t i = 1; i < size; i++)
+        if ((at[i] & 0xc0) != 0x80) return 0;
+    /* Longer than it need be, a half of a pair, or beyond the last character. */
+    if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) || (at[0] == 0xf0 && at[1] < 0x90) ||
+        (at[0] == 0xf4 && at[1] > 0x8f))
+        return 0;
+    return size;
+}
+
+/* The text with U+FFFD for each byte that is no UTF-8: the host ends an attempt that hands it anything else. The functions of
+ * this header that give people or JSON a text do it themselves. */
+PW_FN pw_str pw_clean(pw_str text) {
+    size_t good = 0, bad = 0, size;
+    for (size_t i = 0; i < text.len; i += size) {
+        size = pw_char(text.ptr + i, text.len - i);
+        if (size) good += size;
+        else bad++, size = 1;
+    }
+    if (!bad) return text;
+    char *room = (char *)pw_alloc(good + bad * 3), *to = room;
+    for (size_t i = 0; i < text.len; i += size) {
+        size = pw_char(text.ptr + i, text.len - i);
+        memcpy(to, size ? text.ptr + i : "\xef\xbf\xbd", size ? size : 3);
+        to += size ? size : 3;
+        if (!size) size = 1;
+    }
+    pw_str result = {room, (size_t)(to - room)};
+    return result;
+}
+
 /* What printf would print. */
 PW_FN __attribute__((format(printf, 1, 2))) pw_str pw_format(const char *format, ...) {
     va_list args, again;
@@ -110,7 +146,7 @@ PW_FN pw_result pw_failure(uint8_t disposition, uint32_t seconds, pw_str message
     pw_result result;
     memset(&result, 0, sizeof result);
     result.failed = 1;
-    result.as.failure.message = message;
+    result.as.failure.message = pw_clean(message);
     result.as.failure.disposition = disposition;
     result.as.failure.seconds = seconds;
     return result;
@@ -253,7 +289,10 @@ PW_FN bool pw_enqueue(const pw_new_job *job, pw_str *error) {
 }
 
 /* Tells people how far the attempt is. */
-PW_FN void pw_progress(uint8_t percent, pw_str message) { pw_import_progress(percent, message.ptr, message.len); }
+PW_FN void pw_progress(uint8_t percent, pw_str message) {
+    message = pw_clean(message);
+    pw_import_progress(percent, message.ptr, message.len);
+}
 
 /* Whether the host wants this attempt to end soon: the job was cancelled, or the host stops. */
 PW_FN bool pw_cancelled(void) { return pw_import_cancelled() != 0; }
@@ -274,7 +313,10 @@ PW_FN bool pw_save(const char *name, pw_str json, pw_str *error) {
     return !outcome.failed;
 }
 
-PW_FN void pw_log(enum pw_level level, pw_str message) { pw_import_log((uint32_t)level, message.ptr, message.len); }
+PW_FN void pw_log(enum pw_level level, pw_str message) {
+    message = pw_clean(message);
+    pw_import_log((uint32_t)level, message.ptr, message.len);
+}
 
 /* A setting of [plugins.NAME.config] in runner.toml. */
 PW_FN bool pw_config(const char *name, pw_str *value) {
@@ -352,6 +394,12 @@ PW_FN void pw_skip(pw_reader *r) {
     while (r->at < r->end && (*r->at == ' ' || *r->at == '\t' || *r->at == '\n' || *r->at == '\r')) r->at++;
 }
 
+PW_FN size_t pw_digits(pw_reader *r) {
+    const char *start = r->at;
+    while (r->at < r->end && *r->at >= '0' && *r->at <= '9') r->at++;
+    return (size_t)(r->at - start);
+}
+
 PW_FN int pw_hex4(pw_reader *r) {
     int value = 0;
     if (r->end - r->at < 4) return -1;
@@ -385,7 +433,10 @@ PW_FN char *pw_utf8(char *to, int code) {
 
 /* After the opening quote. What is read is never longer than what was written. */
 PW_FN pw_str pw_read_string(pw_reader *r) {
-    char *start = (char *)pw_alloc((size_t)(r->end - r->at)), *to = start;
+    /* Room for this string alone, not for all that follows. */
+    const char *last = r->at;
+    while (last < r->end && *last != '"') last += *last == '\\' && r->end - last > 1 ? 2 : 1;
+    char *start = (char *)pw_alloc((size_t)(last - r->at)), *to = start;
     while (r->at < r->end && *r->at != '"') {
         if ((unsigned char)*r->at < 0x20) {
             r->error = "a control character in a string";
@@ -488,8 +539,20 @@ PW_FN pw_json *pw_read_value(pw_reader *r) {
         }
         r->depth--;
     } else if (c == '-' || (c >= '0' && c <= '9')) {
-        const char *start = r->at++;
-        while (r->at < r->end && *r->at && strchr("0123456789.eE+-", *r->at)) r->at++;
+        const char *start = r->at;
+        if (c == '-') r->at++;
+        size_t digits = pw_digits(r);
+        bool good = digits == 1 || (digits > 1 && r->at[-(ptrdiff_t)digits] != '0');
+        if (r->at < r->end && *r->at == '.') {
+            r->at++;
+            good = pw_digits(r) && good;
+        }
+        if (r->at < r->end && (*r->at == 'e' || *r->at == 'E')) {
+            r->at++;
+            if (r->at < r->end && (*r->at == '+' || *r->at == '-')) r->at++;
+            good = pw_digits(r) && good;
+        }
+        if (!good) r->error = "a number that is none";
         value->type = PW_NUMBER;
         value->text.ptr = start;
         value->text.len = (size_t)(r->at - start);
@@ -534,12 +597,14 @@ PW_FN bool pw_member_int(const pw_json *object, const char *name, int64_t *numbe
     char digits[24], *end;
     memcpy(digits, member->text.ptr, member->text.len);
     digits[member->text.len] = 0;
+    errno = 0;
     *number = strtoll(digits, &end, 10);
-    return *end == 0;
+    return *end == 0 && errno == 0;
 }
 
 /* A text as a JSON string, with its quotes. */
 PW_FN pw_str pw_quote(pw_str text) {
+    text = pw_clean(text);
     char *start = (char *)pw_alloc(text.len * 6 + 2), *to = start;
     *to++ = '"';
     for (size_t i = 0; i < text.len; i++) {

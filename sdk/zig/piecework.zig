@@ -29,8 +29,8 @@ const Option = extern struct {
     some: u8 = 0,
     text: Str = .{ .ptr = 0, .len = 0 },
 
-    fn of(text: ?[]const u8) Option {
-        return if (text) |value| .{ .some = 1, .text = .of(value) } else .{};
+    fn of(optional: ?[]const u8) Option {
+        return if (optional) |value| .{ .some = 1, .text = .of(value) } else .{};
     }
     fn get(option: Option) ?[]const u8 {
         return if (option.some == 0) null else option.text.slice();
@@ -74,11 +74,11 @@ pub const Job = struct {
 
 /// The names of a struct's members, for people.
 fn members(comptime T: type) []const u8 {
-    var text: []const u8 = "{";
+    var named: []const u8 = "{";
     for (std.meta.fieldNames(T), 0..) |field, number| {
-        text = text ++ (if (number == 0) " " else ", ") ++ "\"" ++ field ++ "\": " ++ @typeName(@FieldType(T, field));
+        named = named ++ (if (number == 0) " " else ", ") ++ "\"" ++ field ++ "\": " ++ @typeName(@FieldType(T, field));
     }
-    return text ++ " }";
+    return named ++ " }";
 }
 
 /// The result, JSON, or nothing; `json` makes it of a value.
@@ -105,8 +105,16 @@ pub fn fail(disposition: Disposition, comptime message: []const u8, args: anytyp
     return error.Failed;
 }
 
-pub fn format(comptime text: []const u8, args: anytype) []const u8 {
-    return std.fmt.allocPrint(allocator, text, args) catch @panic("out of memory");
+/// What `std.fmt` makes of it, as text.
+pub fn format(comptime pattern: []const u8, args: anytype) []const u8 {
+    return text(std.fmt.allocPrint(allocator, pattern, args) catch @panic("out of memory"));
+}
+
+/// Bytes as text, with U+FFFD for what is no UTF-8: the host ends an attempt that hands it anything else, and `json` makes an
+/// array of it.
+pub fn text(bytes: []const u8) []const u8 {
+    if (std.unicode.utf8ValidateSlice(bytes)) return bytes;
+    return std.fmt.allocPrint(allocator, "{f}", .{std.unicode.fmtUtf8(bytes)}) catch @panic("out of memory");
 }
 
 /// A value as JSON.
@@ -171,8 +179,8 @@ pub fn cancelled() bool {
 }
 
 /// To the host's log and the job's record.
-pub fn log(level: enum(u32) { debug, info, warn, err }, comptime text: []const u8, args: anytype) void {
-    const message = format(text, args);
+pub fn log(level: enum(u32) { debug, info, warn, err }, comptime pattern: []const u8, args: anytype) void {
+    const message = format(pattern, args);
     host.logs.log(@intFromEnum(level), @intFromPtr(message.ptr), message.len);
 }
 
@@ -219,16 +227,16 @@ pub fn enqueue(job: FollowUp) error{Failed}!void {
 pub fn load(comptime T: type, name: []const u8) error{Failed}!?T {
     var found: Option = undefined;
     host.checkpoints.load(@intFromPtr(name.ptr), name.len, &found);
-    const text = found.get() orelse return null;
-    return std.json.parseFromSliceLeaky(T, allocator, text, .{ .ignore_unknown_fields = true }) catch |reason|
+    const saved = found.get() orelse return null;
+    return std.json.parseFromSliceLeaky(T, allocator, saved, .{ .ignore_unknown_fields = true }) catch |reason|
         fail(.discard, "the checkpoint {s}: {s}", .{ name, @errorName(reason) });
 }
 
 /// Keeps a value under a name, as JSON; it is in the database when this returns, whatever becomes of the attempt.
 pub fn save(name: []const u8, value: anytype) error{Failed}!void {
-    const text = json(value);
+    const saved = json(value);
     var outcome: host.Outcome = undefined;
-    host.checkpoints.save(@intFromPtr(name.ptr), name.len, @intFromPtr(text.ptr), text.len, &outcome);
+    host.checkpoints.save(@intFromPtr(name.ptr), name.len, @intFromPtr(saved.ptr), saved.len, &outcome);
     if (outcome.failed != 0) return fail(.retry, "the checkpoint {s}: {s}", .{ name, outcome.reason.slice() });
 }
 

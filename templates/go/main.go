@@ -4,7 +4,7 @@ package main
 import (
 	"fmt"
 
-	"@NAME@/piecework"
+	"handlers/@NAME@/piecework"
 )
 
 type Payload struct {

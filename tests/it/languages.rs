@@ -92,6 +92,11 @@ fn cases(language: &'static str, origin: &str) -> Vec<Case> {
             ..case("work", "done", &[], "STRAßE \\\"X\\\" \u{1F600}")
         },
         Case {
+            what: "a body that is no text",
+            payload: work(json!({ "text": "x", "url": format!("{origin}/latin") })),
+            ..case("work", "done", &[], "caf\u{fffd}")
+        },
+        Case {
             what: "a payload without its member",
             payload: work(json!({ "txet": "typo" })),
             ..case("work", "failed", &["guest_discard"], "text")
@@ -321,6 +326,7 @@ fn faults(case: &Case, id: JobId, seen: &Value) -> Vec<String> {
             );
             must(seen["http_calls"] == 1, "another number of calls");
         }
+        "a body that is no text" => must(result["body"] == case.says, "another body"),
         "checkpoint" => {
             must(seen["attempt"] == 2, "another attempt");
             must(result["resumed"] == 1, "another checkpoint");

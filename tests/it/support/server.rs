@@ -231,6 +231,7 @@ where
     let (path, query) = asked.split();
     match path {
         "/echo" => whole(write, "", &asked.echo()).await?,
+        "/latin" => whole(write, "", b"caf\xe9").await?,
         "/redirect" => {
             let head =
                 format!("HTTP/1.1 302 Found\r\nlocation: {query}\r\ncontent-length: 0\r\n\r\n");

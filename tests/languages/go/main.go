@@ -6,7 +6,7 @@ import (
 	"math/rand"
 	"strings"
 
-	"watch-go/piecework"
+	"handlers/watch-go/piecework"
 )
 
 type payload struct {

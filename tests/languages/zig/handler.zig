@@ -59,7 +59,7 @@ fn work(job: piecework.Job, payload: Payload) !piecework.Result {
         }
         const answer = try piecework.send(.{ .url = url, .headers = headers[0..count] });
         status = answer.status;
-        body = answer.body;
+        body = piecework.text(answer.body);
     }
     if (payload.next) |next| try piecework.enqueue(.{
         .job_type = next,
