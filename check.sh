@@ -13,9 +13,11 @@ scripts/setup.sh
 
 step format
 cargo fmt --all --check
-for workspace in plugins tests/guests; do
+for workspace in plugins tests/guests sdk/rust; do
     cargo fmt --all --check --manifest-path "$workspace/Cargo.toml"
 done
+# Those that lie in no workspace of their own.
+rustfmt --edition 2024 --check templates/rust/src/lib.rs tests/languages/rust/lib.rs examples/*/handlers/*/*.rs
 
 step clippy
 cargo clippy --all-targets --locked -- -D warnings

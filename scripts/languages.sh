@@ -16,6 +16,10 @@ try() {
     rm -rf "$project" "$out/$language.wasm" "$out/$name.wasm" "$out/$language.skipped"
     mkdir -p "$out/projects"
     (cd "$out/projects" && "$PIECEWORK" new "$name" --lang "$language" >/dev/null && mv "$name" "$language")
+    if [ "$language" = rust ]; then
+        # Of the SDKs, the one with tests of its own.
+        cargo test --quiet --locked --lib --manifest-path sdk/rust/Cargo.toml
+    fi
     "$project/build.sh"
     "$project/test.sh"
     "$PIECEWORK" plugins check "$project/plugins/$name.wasm" >/dev/null

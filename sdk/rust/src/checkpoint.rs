@@ -24,7 +24,11 @@ pub fn load<T: DeserializeOwned>(name: &str) -> Result<Option<T>> {
 /// # Errors
 /// A retry when it is too large, or the database cannot be reached; in the last case it may have been written all the same.
 pub fn save<T: Serialize>(name: &str, value: &T) -> Result<()> {
-    let text = serde_json::to_string(value)
-        .map_err(|error| Error::discard(format!("the checkpoint `{name}` cannot be written: {error}")))?;
-    host::save(name, &text).map_err(|error| Error::retry(format!("the checkpoint `{name}`: {error}")))
+    let text = serde_json::to_string(value).map_err(|error| {
+        Error::discard(format!(
+            "the checkpoint `{name}` cannot be written: {error}"
+        ))
+    })?;
+    host::save(name, &text)
+        .map_err(|error| Error::retry(format!("the checkpoint `{name}`: {error}")))
 }

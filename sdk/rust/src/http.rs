@@ -77,8 +77,9 @@ impl Request {
     /// # Errors
     /// When it cannot be written as JSON.
     pub fn json(self, body: &impl Serialize) -> Result<Self> {
-        let body = serde_json::to_vec(body)
-            .map_err(|error| Error::discard(format!("the request's body cannot be written: {error}")))?;
+        let body = serde_json::to_vec(body).map_err(|error| {
+            Error::discard(format!("the request's body cannot be written: {error}"))
+        })?;
         Ok(self.header("content-type", "application/json").body(body))
     }
 

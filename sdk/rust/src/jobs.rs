@@ -37,8 +37,11 @@ impl FollowUp {
     /// # Errors
     /// When the payload cannot be written as JSON.
     pub fn new(job_type: &str, payload: &impl Serialize) -> Result<Self> {
-        let payload = serde_json::to_string(payload)
-            .map_err(|error| Error::discard(format!("the payload of a follow-up cannot be written: {error}")))?;
+        let payload = serde_json::to_string(payload).map_err(|error| {
+            Error::discard(format!(
+                "the payload of a follow-up cannot be written: {error}"
+            ))
+        })?;
         Ok(Self(host::NewJob {
             job_type: job_type.to_owned(),
             payload,
@@ -106,6 +109,8 @@ impl FollowUp {
     /// # Errors
     /// Discards this job when the follow-up is wrong; the text says what is.
     pub fn enqueue(self) -> Result<()> {
-        host::enqueue(&self.0).map_err(|error| Error::discard(format!("the follow-up `{}`: {error}", self.0.job_type)))
+        host::enqueue(&self.0).map_err(|error| {
+            Error::discard(format!("the follow-up `{}`: {error}", self.0.job_type))
+        })
     }
 }

@@ -40,7 +40,9 @@ pub use serde_json::json;
 /// What most handlers use.
 pub mod prelude {
     pub use crate::jobs::{FollowUp, cancelled, progress};
-    pub use crate::{Error, Job, OrElse, Result, checkpoint, config, debug, error, http, info, json, warn};
+    pub use crate::{
+        Error, Job, OrElse, Result, checkpoint, config, debug, error, http, info, json, warn,
+    };
     pub use serde::{Deserialize, Serialize};
 }
 
@@ -55,11 +57,13 @@ macro_rules! handler {
             impl $crate::__private::Guest for Handler {
                 fn run(
                     job: $crate::Job,
-                ) -> ::core::result::Result<::core::option::Option<::std::string::String>, $crate::__private::Failure>
-                {
+                ) -> ::core::result::Result<
+                    ::core::option::Option<::std::string::String>,
+                    $crate::__private::Failure,
+                > {
                     $crate::__private::call(job, $run)
                 }
-            }
+    }
 
             $crate::__private::export!(Handler with_types_in $crate::__private);
         };
@@ -116,15 +120,21 @@ mod tests {
 
     #[test]
     fn a_result_is_written_as_json() {
-        let done = __private::call(job(r#"{"name":"Ann"}"#), |_, payload: Payload| Ok(payload.name));
+        let done = __private::call(job(r#"{"name":"Ann"}"#), |_, payload: Payload| {
+            Ok(payload.name)
+        });
         assert_eq!(done.unwrap().as_deref(), Some("\"Ann\""));
     }
 
     #[test]
     fn a_payload_that_does_not_fit_is_discarded_and_the_member_named() {
-        let failed = __private::call(job("{}"), |_, payload: Payload| Ok(payload.name)).unwrap_err();
+        let failed =
+            __private::call(job("{}"), |_, payload: Payload| Ok(payload.name)).unwrap_err();
         assert!(failed.message.contains("`name`"), "{}", failed.message);
-        assert!(matches!(failed.disposition, bindings::piecework::handler::types::Disposition::Discard));
+        assert!(matches!(
+            failed.disposition,
+            bindings::piecework::handler::types::Disposition::Discard
+        ));
     }
 
     #[test]
@@ -146,13 +156,19 @@ mod tests {
         })
         .unwrap_err();
         assert_eq!(failed.message, "the amount: invalid digit found in string");
-        assert!(matches!(failed.disposition, bindings::piecework::handler::types::Disposition::Retry));
+        assert!(matches!(
+            failed.disposition,
+            bindings::piecework::handler::types::Disposition::Retry
+        ));
     }
 
     #[test]
     fn an_error_is_given_another_disposition() {
         let failed = "x".parse::<u32>().or_retry_after(30).unwrap_err();
-        assert_eq!(failed, Error::retry_after(30, "invalid digit found in string"));
+        assert_eq!(
+            failed,
+            Error::retry_after(30, "invalid digit found in string")
+        );
         let failed = "x".parse::<u32>().or_discard().unwrap_err();
         assert_eq!(failed, Error::discard("invalid digit found in string"));
     }

@@ -36,7 +36,10 @@ fn run(job: Job, payload: Payload) -> Result<serde_json::Value> {
     // The next look is a job of its own; it is enqueued when this one succeeds.
     let left = payload.times.saturating_sub(1);
     if left > 0 {
-        let next = Payload { url: payload.url, times: left };
+        let next = Payload {
+            url: payload.url,
+            times: left,
+        };
         FollowUp::new(&job.job_type, &next)?.delay(60).enqueue()?;
     }
     Ok(json!({ "bytes": seen.bytes, "left": left, "status": seen.status }))
@@ -47,12 +50,18 @@ fn look(url: &str) -> Result<Seen> {
     let answer = http::get(url).send()?;
     let status = answer.status;
     if status >= 500 {
-        return Err(Error::retry_after(30, format!("the server answered {status}")));
+        return Err(Error::retry_after(
+            30,
+            format!("the server answered {status}"),
+        ));
     }
     if !answer.is_success() {
         return Err(Error::discard(format!("the server answered {status}")));
     }
-    Ok(Seen { bytes: answer.body.len(), status })
+    Ok(Seen {
+        bytes: answer.body.len(),
+        status,
+    })
 }
 
 piecework_handler::handler!(run);

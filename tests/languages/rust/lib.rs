@@ -76,7 +76,10 @@ fn work(job: &Job) -> Result<Value> {
 
 fn step(job: &Job) -> Result<Value> {
     if job.attempt == 1 {
-        let step = Step { attempt: 1, note: "für später".into() };
+        let step = Step {
+            attempt: 1,
+            note: "für später".into(),
+        };
         checkpoint::save("step", &step)?;
         progress(50, "saved");
         return Err(Error::retry("half way"));

@@ -14,8 +14,9 @@ fn run(job: Job, mail: Mail) -> Result<()> {
     if checkpoint::load::<bool>("sent")?.is_some() {
         return Ok(());
     }
-    let provider = config::get("provider")
-        .ok_or_else(|| Error::discard("`provider` is missing under [plugins.invoice-mail.config]"))?;
+    let provider = config::get("provider").ok_or_else(|| {
+        Error::discard("`provider` is missing under [plugins.invoice-mail.config]")
+    })?;
     let answer = http::post(provider)
         .header("idempotency-key", &job.idempotency_key)
         .json(&mail)?
@@ -23,10 +24,20 @@ fn run(job: Job, mail: Mail) -> Result<()> {
     match answer.status {
         200..=299 => {}
         429 => {
-            let wait = answer.header("retry-after").and_then(|wait| wait.parse().ok());
-            return Err(Error::retry_after(wait.unwrap_or(1), "the provider has enough for now"));
+            let wait = answer
+                .header("retry-after")
+                .and_then(|wait| wait.parse().ok());
+            return Err(Error::retry_after(
+                wait.unwrap_or(1),
+                "the provider has enough for now",
+            ));
         }
-        400..=499 => return Err(Error::discard(format!("the provider refuses the mail: {}", answer.text()))),
+        400..=499 => {
+            return Err(Error::discard(format!(
+                "the provider refuses the mail: {}",
+                answer.text()
+            )));
+        }
         status => return Err(Error::retry(format!("the provider answered {status}"))),
     }
     // For an attempt that is lost between here and the end: it does not even ask again.
