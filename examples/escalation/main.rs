@@ -7,7 +7,6 @@
 mod support;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,10 +14,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use serde_json::json;
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::postgres::PgPool;
 
-use support::fleet::{Database, Fleet};
+use support::fleet::Fleet;
 use support::service::{Reply, Request, Service, serve};
+use support::stage::{Common, Stage};
 use support::{claim, ending};
 
 /// How long a call that is being made when its alert is acknowledged may go on: what the host promises.
@@ -37,12 +37,8 @@ struct Arguments {
     /// Over how many seconds they are raised
     #[arg(long, default_value_t = 8.0)]
     seconds: f64,
-    /// Every so many seconds a runner is killed and another started
-    #[arg(long, value_name = "SECONDS")]
-    kill_every: Option<f64>,
-    /// A database to use, which should be empty; a private server when not given
-    #[arg(long, value_name = "URL")]
-    database: Option<String>,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// The paging service, and its book.
@@ -118,32 +114,16 @@ struct Seen {
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/escalation");
-    let plugins = support::plugins("escalation")?;
-
     let pager = Arc::new(Pager::default());
     let address = serve(pager.clone()).await?;
-    let work = support::work()?;
-    let settings = work.join("runner.toml");
-    let text = std::fs::read_to_string(here.join("runner.toml"))?;
-    std::fs::write(
-        &settings,
-        text.replace("127.0.0.1:8026", &address.to_string()),
-    )?;
-
-    let folder = support::built()?.join("escalation-postgres");
-    let database = Database::open(arguments.database.clone(), &folder)?;
-    database.migrate()?;
-    let pool = PgPoolOptions::new().connect(&database.url).await?;
-    sqlx::raw_sql(include_str!("schema.sql"))
-        .execute(&pool)
-        .await?;
-    let kill_every = arguments.kill_every.map(Duration::from_secs_f64);
-    let mut fleet = Fleet::start(3, &database.url, settings, plugins, kill_every)?;
-    println!(
-        "three runners, a paging service at http://{address}, psql {}",
-        database.url
+    let stage = Stage::set(
+        "escalation",
+        &arguments.common,
+        include_str!("schema.sql"),
+        ("127.0.0.1:8026", address),
     );
+    let mut stage = stage.await?;
+    let pool = stage.pool.clone();
     let seen = Arc::new(Mutex::new(Seen::default()));
     let watching = tokio::spawn(watch(pool.clone(), seen.clone()));
 
@@ -159,7 +139,7 @@ async fn main() -> Result<ExitCode> {
     for number in 0..arguments.alerts {
         let due = arguments.seconds * f64::from(number) / f64::from(arguments.alerts);
         while play.begun.elapsed().as_secs_f64() < due {
-            play.go_on(&mut fleet).await?;
+            play.go_on(&mut stage.fleet).await?;
         }
         play.raise(fastrand::bool()).await?;
         // All at one moment: whatever it is that broke, everything complains of it.
@@ -180,7 +160,7 @@ async fn main() -> Result<ExitCode> {
             "{} pages are left after {longest:?}",
             play.left().await?
         );
-        play.go_on(&mut fleet).await?;
+        play.go_on(&mut stage.fleet).await?;
     }
     // For a call that should not be made any more, to be seen.
     tokio::time::sleep(LAST_CALLS).await;
@@ -192,10 +172,8 @@ async fn main() -> Result<ExitCode> {
     .fetch_one(&play.pool)
     .await?;
     println!("{mid_call} pages were cancelled while they were being sent");
-    let kills = fleet.kills;
-    drop(fleet);
-    drop(database);
-    let _ = std::fs::remove_dir_all(&work);
+    let kills = stage.fleet.kills;
+    drop(stage);
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(play.claims(kills, &seen))
 }

@@ -6,17 +6,16 @@
 mod support;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::postgres::PgPool;
 
-use support::fleet::{Database, Fleet};
 use support::service::{Reply, Request, Service, serve};
+use support::stage::{Common, Stage};
 use support::{claim, ending};
 
 /// Bill customers while the mail provider misbehaves and runners are killed, and count the mails
@@ -28,12 +27,8 @@ struct Arguments {
     /// Over how many seconds they are written
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Every so many seconds a runner is killed and another started
-    #[arg(long, value_name = "SECONDS")]
-    kill_every: Option<f64>,
-    /// A database to use, which should be empty; a private server when not given
-    #[arg(long, value_name = "URL")]
-    database: Option<String>,
+    #[command(flatten)]
+    common: Common,
 }
 
 /// The mail provider, and its book.
@@ -109,38 +104,19 @@ impl Service for Provider {
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/invoices");
-    let plugins = support::plugins("invoices")?;
-
     let provider = Arc::new(Provider::default());
     let address = serve(provider.clone()).await?;
-    let work = support::work()?;
-    let settings = work.join("runner.toml");
-    let text = std::fs::read_to_string(here.join("runner.toml"))?;
-    std::fs::write(
-        &settings,
-        text.replace("127.0.0.1:8025", &address.to_string()),
-    )?;
-
-    let database = Database::open(
-        arguments.database.clone(),
-        &support::built()?.join("invoices-postgres"),
-    )?;
-    database.migrate()?;
-    let pool = PgPoolOptions::new().connect(&database.url).await?;
-    sqlx::raw_sql(include_str!("schema.sql"))
-        .execute(&pool)
-        .await?;
+    let stage = Stage::set(
+        "invoices",
+        &arguments.common,
+        include_str!("schema.sql"),
+        ("127.0.0.1:8025", address),
+    );
+    let mut stage = stage.await?;
+    let pool = stage.pool.clone();
     let first: i64 = sqlx::query_scalar("select coalesce(max(id), 0) from shop.invoice")
         .fetch_one(&pool)
         .await?;
-    let kill_every = arguments.kill_every.map(Duration::from_secs_f64);
-    let mut fleet = Fleet::start(3, &database.url, settings, plugins, kill_every)?;
-    println!(
-        "three runners, a provider at http://{address}, psql {}",
-        database.url
-    );
-
     // The application.
     let (mut billed, mut rolled_back) = (Vec::new(), 0);
     let begun = Instant::now();
@@ -155,7 +131,7 @@ async fn main() -> Result<ExitCode> {
             rolled_back += 1;
         }
         billed.push(bill(&pool, true).await?);
-        fleet.disturb()?;
+        stage.fleet.disturb()?;
         show(&pool, &provider, &mut shown).await?;
     }
     // Every mail finds its way, if it takes a while.
@@ -167,7 +143,7 @@ async fn main() -> Result<ExitCode> {
             left(&pool).await?
         );
         tokio::time::sleep(Duration::from_millis(100)).await;
-        fleet.disturb()?;
+        stage.fleet.disturb()?;
         show(&pool, &provider, &mut shown).await?;
     }
 
@@ -184,10 +160,8 @@ async fn main() -> Result<ExitCode> {
     .bind(first)
     .fetch_one(&pool)
     .await?;
-    let (took, kills) = (begun.elapsed().as_secs_f64(), fleet.kills);
-    drop(fleet);
-    drop(database);
-    let _ = std::fs::remove_dir_all(&work);
+    let (took, kills) = (begun.elapsed().as_secs_f64(), stage.fleet.kills);
+    drop(stage);
 
     let book = provider.book();
     let once = billed

@@ -5,6 +5,7 @@
 
 pub(crate) mod fleet;
 pub(crate) mod service;
+pub(crate) mod stage;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ pub(crate) fn ending(claims: &[bool]) -> ExitCode {
 }
 
 /// The folder with what cargo built: `target/debug`, seen from `target/debug/examples/NAME`.
-pub(crate) fn built() -> anyhow::Result<PathBuf> {
+fn built() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?;
     program
         .ancestors()
@@ -35,18 +36,11 @@ pub(crate) fn built() -> anyhow::Result<PathBuf> {
 }
 
 /// The plugins of an application, which `examples/build.sh` puts beside what cargo builds.
-pub(crate) fn plugins(application: &str) -> anyhow::Result<PathBuf> {
+fn plugins(application: &str) -> anyhow::Result<PathBuf> {
     let folder = built()?.join("../examples-plugins").join(application);
     anyhow::ensure!(
         folder.exists(),
         "the handlers are not built: run examples/build.sh {application}"
     );
-    Ok(folder)
-}
-
-/// An empty folder for the settings of this run.
-pub(crate) fn work() -> anyhow::Result<PathBuf> {
-    let folder = built()?.join(format!("example-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)?;
     Ok(folder)
 }

@@ -365,6 +365,11 @@ impl Runner {
         }
     }
 
+    /// The settings that hold now: a reload replaces them as a whole.
+    pub fn settings(&self) -> Arc<Config> {
+        self.shared.config()
+    }
+
     /// The name of the plugins folder.
     pub fn plugins_folder(&self) -> PathBuf {
         self.shared.config().runner.plugins_folder.clone()
