@@ -25,7 +25,7 @@ use support::{claim, ending};
 const LAST_CALLS: Duration = Duration::from_secs(2);
 /// `fleet_concurrency` in runner.toml.
 const AT_ONCE: i64 = 12;
-/// A transaction that is open for so long waits for something outside the database.
+/// A transaction that is open for so long, and asks the database nothing, waits for something outside.
 const HELD: &str = "1 second";
 
 /// Raise alerts, acknowledge some, kill runners, and check whom the service has paged
@@ -345,7 +345,7 @@ async fn watch(pool: PgPool, seen: Arc<Mutex<Seen>>) -> Result<()> {
     loop {
         let (held, running): (i64, i64) = sqlx::query_as(
             "select (select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'
-                       and pid <> pg_backend_pid() and xact_start < clock_timestamp() - $1::text::interval),
+                       and state like 'idle in transaction%' and xact_start < clock_timestamp() - $1::text::interval),
                     (select count(*) from piecework.job where job_type = 'page' and state = 'running')",
         )
         .bind(HELD)

@@ -79,8 +79,8 @@ class Discard(Failure):
 
 def handler(run: Callable[[Job, Any], Any]) -> type:
     """Makes the class that a component exports, which must be named WitWorld."""
-    wanted = list(typing.get_type_hints(run).items())
-    kind = dict(wanted).get(list(run.__annotations__)[1], Any) if len(run.__annotations__) > 1 else Any
+    names = run.__code__.co_varnames[: run.__code__.co_argcount]
+    kind = typing.get_type_hints(run).get(names[1], Any) if len(names) > 1 else Any
 
     class WitWorld(wit_world.WitWorld):
         def run(self, job: Job) -> Optional[str]:

@@ -85,7 +85,9 @@ impl Project {
             return Ok(Err("saved again, building anew".to_owned()));
         };
         if !status.success() {
-            print::line(&print::plain(&said))?;
+            for line in said.lines() {
+                print::line(&print::plain(line))?;
+            }
             return Ok(Err(format!(
                 "the build failed ({status}); what served before serves on"
             )));

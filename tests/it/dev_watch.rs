@@ -17,7 +17,7 @@ const BUILD: &str = "#!/bin/sh
 set -eu
 cd \"$(dirname \"$0\")\"
 mkdir -p plugins build
-if [ -f broken ]; then echo \"handler.c:7: no such thing\" >&2; exit 3; fi
+if [ -f broken ]; then printf 'handler.c:7: no such thing\\nhandler.c:8: nor this\\n' >&2; exit 3; fi
 if [ -f slow ]; then echo $$ >build/pid; sleep 600; fi
 cp \"build/$(cat source).wasm\" plugins/.work.tmp
 mv plugins/.work.tmp plugins/work.wasm
@@ -99,6 +99,8 @@ async fn process_dev_watch_builds_swaps_and_runs_the_last_job_anew() {
     // What cannot be built changes nothing.
     fs::write(at("broken"), "").unwrap();
     watch.says("handler.c:7: no such thing").await;
+    let line = watch.says("nor this").await;
+    assert_eq!(line, "handler.c:8: nor this");
     watch
         .says("the build failed (exit status: 3); what served before serves on")
         .await;
