@@ -36,7 +36,16 @@ impl ValueEnum for Lang {
     }
 
     fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.0.as_str()))
+        let short: &[&str] = match self.0 {
+            Language::Rust => &["rs"],
+            Language::Typescript => &["ts"],
+            Language::Javascript => &["js"],
+            Language::Python => &["py"],
+            Language::Go => &["golang"],
+            Language::C | Language::Zig => &[],
+        };
+        let value = clap::builder::PossibleValue::new(self.0.as_str());
+        Some(value.aliases(short.iter().copied()))
     }
 }
 

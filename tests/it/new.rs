@@ -121,6 +121,7 @@ fn a_name_that_is_none_or_means_something_else_is_refused() {
     for name in ["test", "fn", "piecework", "main", "handler"] {
         refused(parent.path(), name, "choose another name");
     }
+    assert!(new(parent.path(), "short", "ts").status.success());
     let output = new(parent.path(), "mail", "cobol");
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("rust, typescript, javascript"));
