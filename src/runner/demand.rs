@@ -13,7 +13,7 @@ use crate::store::{Demand, Pick, Quota};
 
 /// How much longer than its own limit a job may run before the reaper takes it for lost although its runner lives: the
 /// limit itself ends it within milliseconds, so only a fault of the host gets this far.
-const DEADLINE_MARGIN: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE_MARGIN: Duration = Duration::from_secs(60);
 
 /// What a claim is made from.
 #[derive(Debug)]

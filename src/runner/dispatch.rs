@@ -192,6 +192,7 @@ impl Dispatch {
         self.slots.reserve(&demand);
         Some(Ask {
             demand,
+            config: self.config.clone(),
             order,
             at_all,
             reasons: self.appetite.reasons(),
@@ -411,19 +412,17 @@ impl Dispatch {
     async fn start(&mut self, ask: &Ask, cycle: Cycle) {
         let runner = ask.demand.runner;
         self.marks.learn(&cycle.claimed, cycle.took, ask.at_all);
-        let demand = &ask.demand;
-        let whole = (demand.picks.is_empty() || demand.total > 0)
-            && (demand.quotas.is_empty() || demand.quota_total > 0);
-        self.shares.learn(ask.order, &cycle.claimed, whole);
+        self.shares.learn(ask.order, &cycle.claimed, ask.is_whole());
         let more = ask.leaves_more(&cycle.claimed, &cycle.notes);
-        if !ask.demand.quotas.is_empty() && !ask.demand.picks.is_empty() {
-            let by_quota = ask.by_quota(&cycle.claimed);
-            self.idle = Idle {
-                picks: by_quota == cycle.claimed.len(),
-                quotas: by_quota == 0,
-            };
+        if let Some(idle) = ask.idle(&cycle.claimed) {
+            self.idle = idle;
         }
         self.quotas.learn(cycle.notes);
+        let outdated = !Arc::ptr_eq(&ask.config, &self.shared.config());
+        if outdated {
+            // That a type is full was said of limits that hold no more.
+            self.quotas.relimit();
+        }
         self.appetite.learn(Shown {
             found: cycle.claimed.len(),
             more,
@@ -440,6 +439,10 @@ impl Dispatch {
         for job in cycle.claimed {
             let finish = match serving.get(&job.job_type) {
                 Some(_) if job.oversized => attempt::oversized(&job),
+                // Its row has the deadline of another time limit; claimed anew it has the right one.
+                Some(served) if outdated && ask.is_short_for(&job, served) => {
+                    attempt::give_back(&job)
+                }
                 Some(served) if self.drained_at.is_none() => {
                     let plugin = served.version_for(job.id).clone();
                     let trial = served.canary.as_ref().map(|canary| canary.revision);

@@ -4,8 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Shared;
+use super::demand::{DEADLINE_MARGIN, Idle};
 use super::outbox::Batch;
+use crate::config::Config;
 use crate::job::{ClaimToken, Claimed, JobId, JobType, Priority};
+use crate::plugins::Served;
 use crate::store::{Cycle, Demand, Ended, Error, Note};
 
 /// What one round is to do.
@@ -21,6 +24,8 @@ pub(super) struct Round {
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) demand: Demand,
+    /// The settings that it was made by.
+    pub(super) config: Arc<Config>,
     /// In which order it serves the priorities.
     pub(super) order: [Priority; 4],
     /// It looks behind the marks.
@@ -69,7 +74,7 @@ async fn explain(shared: &Shared, round: &mut Round, cycle: &mut Cycle) {
 
 impl Ask {
     /// How many of these came by quotas.
-    pub(super) fn by_quota(&self, claimed: &[Claimed]) -> usize {
+    fn by_quota(&self, claimed: &[Claimed]) -> usize {
         let asked = |job: &&Claimed| {
             let quotas = &self.demand.quotas;
             quotas.iter().any(|quota| quota.job_type == job.job_type)
@@ -89,6 +94,32 @@ impl Ask {
     }
 
     /// Whether there may be more of what it asked for. A job type that it did not ask for, being full, is asked for when one
+    /// Whether no half of it was left without a slot.
+    pub(super) fn is_whole(&self) -> bool {
+        let demand = &self.demand;
+        (demand.picks.is_empty() || demand.total > 0)
+            && (demand.quotas.is_empty() || demand.quota_total > 0)
+    }
+
+    /// Which half found nothing; `None` when it had one alone.
+    pub(super) fn idle(&self, claimed: &[Claimed]) -> Option<Idle> {
+        if self.demand.quotas.is_empty() || self.demand.picks.is_empty() {
+            return None;
+        }
+        let by_quota = self.by_quota(claimed);
+        Some(Idle {
+            picks: by_quota == claimed.len(),
+            quotas: by_quota == 0,
+        })
+    }
+
+    /// Whether a job was claimed until sooner than what serves its type now may need.
+    pub(super) fn is_short_for(&self, job: &Claimed, served: &Served) -> bool {
+        let limit = served.version_for(job.id).rules.limits.timeout;
+        let claimed = self.demand.deadlines.get(&job.job_type);
+        claimed.is_none_or(|until| *until < limit + DEADLINE_MARGIN)
+    }
+
     /// of its jobs ends.
     pub(super) fn leaves_more(&self, claimed: &[Claimed], notes: &[(JobType, Note)]) -> bool {
         if notes.iter().any(|(_, note)| note.more) || self.reveals(notes) {

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::support::db::Db;
 use super::support::guests::Folder;
 use super::support::process::Host;
+use super::support::relay::{Link, Relay};
 use super::support::server::Server;
 use super::support::until;
 
@@ -402,4 +403,53 @@ async fn process_a_file_that_was_emptied_changes_nothing() {
     bed.host.signal(Signal::HUP);
     assert_eq!(bed.reloaded().await, "plugins.probe.timeout");
     bed.end().await;
+}
+
+/// A row's deadline is the limit that held when it was claimed: with one that is far too early, a job would be taken from a runner
+/// that is well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn process_a_claim_under_way_goes_by_the_time_limit_that_it_runs_with() {
+    let db = Db::new().await;
+    let plugins = Folder::with(&[("probe", "probe")]);
+    let settings = |timeout: &str| {
+        format!(
+            "[runner]\npoll = '100ms'\nslots = 4\nplugins_interval = '1h'\n[plugins.probe]\ntimeout = '{timeout}'\n"
+        )
+    };
+    let relay = Relay::to(db.url()).await;
+    let host = Host::start_on(relay.url(), plugins.path(), &settings("3s"), &[]);
+    host.ready().await;
+    // A claim whose answer waits. One that was under way already finds nothing: then once more.
+    let id = loop {
+        relay.set(Link::Deaf);
+        let id = db.enqueue("probe", r#"{"do": "nap", "ms": 1500}"#).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        if db.state(id).await == "running" {
+            break id;
+        }
+        relay.set(Link::Open);
+        db.becomes(id, "done").await;
+    };
+    fs::write(host.settings(), settings("30m")).unwrap();
+    host.signal(Signal::HUP);
+    host.says("settings reloaded").await;
+    relay.set(Link::Open);
+    until("the attempt", || async {
+        (host.starts(id) > 0).then_some(())
+    })
+    .await;
+    let left = "select extract(epoch from deadline_at - started_at)::bigint::text from piecework.job where id = $1 and state = 'running'";
+    let left: i64 = until("the job to run", || db.text(left, id))
+        .await
+        .parse()
+        .unwrap();
+    assert!(
+        left > 1800,
+        "its deadline is {left} s after its start, the limit 30 min"
+    );
+    db.becomes(id, "done").await;
+    let attempt = "select attempt::text from piecework.jobs where id = $1";
+    assert_eq!(db.text(attempt, id).await.as_deref(), Some("1"));
+    drop(host);
+    db.drop().await;
 }

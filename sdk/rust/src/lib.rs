@@ -49,6 +49,7 @@ pub mod prelude {
 /// Makes a function the component's handler: `fn(Job, P) -> Result<R>`, where `P` is read from the payload and `R` becomes the
 /// result, both by serde.
 #[macro_export]
+#[rustfmt::skip]
 macro_rules! handler {
     ($run:path) => {
         const _: () = {
@@ -63,7 +64,7 @@ macro_rules! handler {
                 > {
                     $crate::__private::call(job, $run)
                 }
-    }
+            }
 
             $crate::__private::export!(Handler with_types_in $crate::__private);
         };

@@ -15,6 +15,8 @@ use tokio::task::JoinSet;
 pub(crate) enum Link {
     Open,
     Frozen,
+    /// Requests reach the database, and its answers wait.
+    Deaf,
     Broken,
     /// Connections that are older than this number have gone silent for good; newer ones pass.
     Silent(usize),
@@ -105,8 +107,8 @@ async fn both(
     let (client_from, client_to) = client.into_split();
     // Whichever ends first ends both.
     tokio::select! {
-        () = pass(client_from, server_to, number, link.clone()) => {}
-        () = pass(server_from, client_to, number, link.clone()) => {}
+        () = pass(client_from, server_to, number, false, link.clone()) => {}
+        () = pass(server_from, client_to, number, true, link.clone()) => {}
         () = reaches(link, |link| link == Link::Broken) => {}
     }
 }
@@ -115,12 +117,14 @@ async fn pass(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     number: usize,
+    answers: bool,
     link: watch::Receiver<Link>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
         let passes = |link| match link {
             Link::Frozen => false,
+            Link::Deaf => !answers,
             Link::Silent(older) => number >= older,
             Link::Open | Link::Broken => true,
         };
